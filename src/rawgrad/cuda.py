@@ -1,0 +1,293 @@
+"""Compiles a `.cu` and launches its kernels: by NVRTC on a GPU, by the host's C++ compiler elsewhere, with one call.
+
+A kernel is a plain `extern "C" __global__` function in a file without includes. Where it says `T`, the file is compiled
+once for each type that it is launched on. `float16` and `bfloat16`, `value(x)` and `rounded<T>(x)` come from
+`cuda_numbers.h`. Multiplication and addition are not fused, so that a GPU and the host give the same bits.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rawgrad import runtime
+
+_HERE = Path(__file__).parent
+_NUMBERS = _HERE / "cuda_numbers.h"
+_ON_HOST = _HERE / "cuda_on_host.h"
+
+# What a declared type takes. Scalars go over at exactly this width: a launch reads as many bytes as the kernel declares.
+_SCALARS = {
+    "bool": np.bool_, "int": np.int32, "unsigned": np.uint32, "long long": np.int64, "unsigned long long": np.uint64,
+    "float": np.float32, "double": np.float64,
+}  # fmt: skip
+_ELEMENTS = {
+    "bool": torch.bool, "signed char": torch.int8, "unsigned char": torch.uint8, "short": torch.int16,
+    "int": torch.int32, "long long": torch.int64, "float": torch.float32, "double": torch.float64,
+    "float16": torch.float16, "bfloat16": torch.bfloat16,
+}  # fmt: skip
+_ELEMENT_NAMES = {dtype: name for name, dtype in _ELEMENTS.items()}
+FLOATING = tuple(dtype for dtype in _ELEMENT_NAMES if dtype.is_floating_point)
+_GRID_LIMIT, _BLOCK_LIMIT, _THREADS_LIMIT = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64), 1024  # CUDA's, on the host too
+
+
+class CompileError(RuntimeError):
+    """A `.cu` does not compile. The message has the first error and its line; `log` is all that the compiler said."""
+
+    def __init__(self, message: str, log: str):
+        super().__init__(message)
+        self.log = log
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    name: str
+    type: str  # "T" stays "T"
+    is_pointer: bool
+
+
+def launch(source: Path | str, kernel: str, grid: Sequence[int], block: Sequence[int], *arguments: Tensor | float) -> None:
+    """Launch `kernel` of `source` on the device of the tensors among `arguments`, in torch's current stream there.
+
+    Args:
+        source: a `.cu` file, or (str) the text of one.
+        kernel: name of an `extern "C" __global__` function in it.
+        grid, block: up to three sizes each, x first, within CUDA's limits.
+        arguments: in the kernel's order. A tensor passes its data pointer, with no strides: its dtype must be the declared
+            one, its device the others'. A number passes at the declared width and must fit it.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit the declaration. Nothing was launched.
+        CompileError: with the line of the `.cu`.
+        RuntimeError: nothing here compiles for that device.
+
+    Cost: the first launch of a source and T compiles: 0.1 s by NVRTC (H200, 2026-11), 0.5 s by g++ 12, which a later
+    process finds in the cache. A launch neither copies nor waits; on the host it is finished when it returns.
+    """
+    text, label = (source.read_text(), source.name) if isinstance(source, Path) else (source, "kernel.cu")
+    parameters = _declaration(text, label, kernel)
+    grid, block = _sizes("grid", grid, _GRID_LIMIT), _sizes("block", block, _BLOCK_LIMIT)
+    if np.prod(block) > _THREADS_LIMIT:
+        raise ValueError(f"a block has at most {_THREADS_LIMIT} threads, got {block}")
+    element, device, values = _bind(kernel, parameters, arguments)
+    reason = runtime.problem("cuda", device.type)
+    if reason:
+        raise RuntimeError(reason)
+    run = _on_gpu if device.type == "cuda" else _on_host
+    run(text, label, element, kernel, device, grid, block, values)
+
+
+# What the kernel declares, and whether the arguments fit
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+
+
+@functools.cache
+def _kernels(text: str) -> dict[str, str]:
+    """Name -> parameter list, of every kernel in `text`."""
+    pattern = (
+        r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)"
+    )
+    return dict(re.findall(pattern, _without_comments(text)))
+
+
+@functools.cache
+def _declaration(text: str, label: str, kernel: str) -> tuple[_Parameter, ...]:
+    kernels = _kernels(text)
+    if kernel not in kernels:
+        raise ValueError(f"{label} has no kernel {kernel!r}; it has {', '.join(map(repr, kernels)) or 'none'}")
+    parameters = []
+    for declared in filter(None, (part.strip() for part in kernels[kernel].split(","))):
+        words = re.sub(r"\b(const|__restrict__)\b", " ", declared.replace("*", " * ")).split()
+        type_, is_pointer = " ".join(word for word in words[:-1] if word != "*"), "*" in words
+        type_ = {"unsigned int": "unsigned"}.get(type_, type_)
+        if type_ not in ({"T", *_ELEMENTS} if is_pointer else {"T", *_SCALARS}):
+            known = ", ".join(["T", *(_ELEMENTS if is_pointer else _SCALARS)])
+            kind = "pointers to" if is_pointer else "numbers of type"
+            raise TypeError(f"{label}: {kernel} declares {declared!r}; a launch can pass {kind} {known}")
+        parameters.append(_Parameter(words[-1], type_, is_pointer))
+    return tuple(parameters)
+
+
+def _sizes(what: str, sizes: Sequence[int], limits: tuple[int, ...]) -> tuple[int, int, int]:
+    sizes = (*map(int, sizes), 1, 1, 1)[: max(3, len(sizes))]
+    if len(sizes) > 3 or not all(1 <= size <= limit for size, limit in zip(sizes, limits, strict=True)):
+        raise ValueError(f"a {what} has up to three sizes from 1 to {limits}, got {tuple(sizes)}")
+    return sizes
+
+
+def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> tuple[str | None, torch.device, list]:
+    """The type that T stands for, the device, and every argument as an address (int) or a number of its exact width."""
+    if len(arguments) != len(parameters):
+        raise TypeError(
+            f"{kernel} takes {len(parameters)} arguments ({', '.join(p.name for p in parameters)}), got {len(arguments)}"
+        )
+    element, device, values = None, None, []
+    for parameter, argument in zip(parameters, arguments, strict=True):
+        if parameter.is_pointer != isinstance(argument, Tensor):
+            needed = "a tensor" if parameter.is_pointer else "a number"
+            raise TypeError(f"{kernel} takes {needed} for {parameter.name}, got {type(argument).__name__}")
+        if not parameter.is_pointer:
+            continue
+        name = _ELEMENT_NAMES.get(argument.dtype)
+        needed = (element or name) if parameter.type == "T" else parameter.type
+        if name is None or name != needed:
+            raise TypeError(f"{kernel} takes {needed or 'another type'} for {parameter.name}, got a tensor of {argument.dtype}")
+        if parameter.type == "T":
+            element = name
+        if device not in (None, argument.device):
+            raise ValueError(f"{kernel} takes tensors of one device, got {parameter.name} on {argument.device} beside {device}")
+        device = argument.device
+    if device is None:
+        device = torch.device(runtime.DEVICE)
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"{kernel} runs on cpu and cuda tensors, got {device}")
+    for parameter, argument in zip(parameters, arguments, strict=True):
+        values.append(argument.data_ptr() if parameter.is_pointer else _number(kernel, parameter, argument, element))
+    return element, device, values
+
+
+def _number(kernel: str, parameter: _Parameter, argument: float, element: str | None) -> np.generic:
+    width = _SCALARS.get((element or "") if parameter.type == "T" else parameter.type)
+    if width is None:
+        raise TypeError(f"{kernel} declares {parameter.name} as T = {element}, which a number cannot be: declare it float")
+    whole = not issubclass(width, np.floating)
+    if whole and not isinstance(argument, int | np.integer | np.bool_):
+        raise TypeError(f"{kernel} takes a whole number for {parameter.name} ({parameter.type}), got {argument!r}")
+    if not whole and not isinstance(argument, int | float | np.number):
+        raise TypeError(f"{kernel} takes a number for {parameter.name} ({parameter.type}), got {argument!r}")
+    low, high = (0, 1) if width is np.bool_ else (np.iinfo(width).min, np.iinfo(width).max) if whole else (None, None)
+    if whole and not low <= argument <= high:
+        raise ValueError(f"{kernel} takes {low} to {high} for {parameter.name} ({parameter.type}), got {argument}")
+    return width(argument)
+
+
+def _unit(text: str, label: str, element: str | None, before: str = "", after: str = "") -> str:
+    """What a compiler gets: the `.cu` between what it needs, with the lines of the `.cu` counted as in the file."""
+    alias = f"using T = {element};\n" if element else ""
+    numbers = _NUMBERS.read_text()
+    return f'{before}#line 1 "{_NUMBERS.name}"\n{numbers}{alias}#line 1 "{label}"\n{text}\n{after}'
+
+
+def _compile_error(label: str, text: str, log: str) -> CompileError:
+    # g++ and clang++ say file:line:column: error: what; NVRTC says file(line): error: what
+    found = re.search(rf"{re.escape(label)}[:(](\d+)[^\n]*?error:?\s*([^\n]*)", log)
+    if not found:
+        return CompileError(f"{label} does not compile: {log.strip()[:500]}", log)
+    number = int(found[1])
+    line = (text.splitlines()[number - 1 : number] or [""])[0].strip()
+    return CompileError(f"{label}, line {number}: {found[2]}: {line}", log)
+
+
+# On a GPU
+
+
+def compile_for(source: Path, architecture: str, dtype: torch.dtype | None = None) -> bytes:
+    """The cubin of `source` for an `architecture` such as "sm_90", with T for `dtype`. NVRTC needs no GPU for it.
+
+    Raises:
+        CompileError: with the line of the `.cu`.
+        RuntimeError: cuda.core is not installed.
+    """
+    element = _ELEMENT_NAMES[dtype] if dtype else None
+    return bytes(_cubin(source.read_text(), source.name, element, architecture).code)
+
+
+@functools.cache
+def _cubin(text: str, label: str, element: str | None, architecture: str):
+    core = runtime.cuda_core()
+    if core is None:
+        raise RuntimeError(runtime.problem("cuda", "cuda"))
+    options = core.ProgramOptions(std="c++17", arch=architecture, fma=False)
+    try:
+        return core.Program(_unit(text, label, element), "c++", options).compile("cubin")
+    except Exception as problem:
+        if "error" in str(problem) and label in str(problem):
+            raise _compile_error(label, text, str(problem)) from None
+        raise
+
+
+_gpu_build = threading.Lock()
+
+
+def _on_gpu(text, label, element, kernel, device, grid, block, values) -> None:
+    core = runtime.cuda_core()
+    with torch.cuda.device(device):  # cuda.core launches into the current context
+        with _gpu_build:
+            function = _gpu_function(text, label, element, kernel, device.index)
+        stream = core.Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
+        core.launch(stream, core.LaunchConfig(grid=grid, block=block), function, *values)
+
+
+@functools.cache
+def _gpu_function(text: str, label: str, element: str | None, kernel: str, index: int):
+    core = runtime.cuda_core()
+    core.Device(index).set_current()
+    major, minor = torch.cuda.get_device_capability(index)
+    return _cubin(text, label, element, f"sm_{major}{minor}").get_kernel(kernel)
+
+
+# On the host
+
+_host = threading.Lock()  # ctypes lets other threads run during a launch, and a build has one block's worth of state
+
+
+def _on_host(text, label, element, kernel, device, grid, block, values) -> None:
+    boxes = [ctypes.c_void_p(v) if isinstance(v, int) else np.array(v) for v in values]
+    addresses = [ctypes.addressof(b) if isinstance(b, ctypes.c_void_p) else b.ctypes.data for b in boxes]
+    triple = ctypes.c_uint * 3
+    with _host:
+        function = _host_function(text, label, element, kernel)
+        function(triple(*grid), triple(*block), (ctypes.c_void_p * len(boxes))(*addresses))
+
+
+@functools.cache
+def _host_function(text: str, label: str, element: str | None, kernel: str) -> Callable:
+    return ctypes.CDLL(str(_shared_object(text, label, element)))[f"launch_{kernel}"]
+
+
+def _shared_object(text: str, label: str, element: str | None) -> Path:
+    """The build of `text` for the host: made once for each content, compiler and machine, and found again after that.
+
+    Two processes that build the same write each its own file and put it in place in one step: the last one wins.
+    """
+    entries = "".join(
+        f'extern "C" void launch_{name}(const unsigned* grid, const unsigned* block, void** arguments) '
+        f"{{ cuda_on_host::launch({name}, grid, block, arguments); }}\n"
+        for name in _kernels(text)
+    )
+    before = f'#line 1 "{_ON_HOST.name}"\n{_ON_HOST.read_text()}'
+    unit = _unit(text, label, element, before, f'#line 1 "launch.cpp"\n{entries}')
+    command = [*runtime.compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w"]
+    key = "\n".join([*command, runtime.compiler_version(), platform.machine(), platform.system(), unit])
+    target = runtime.cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
+    if target.exists():
+        return target
+    handle, built = tempfile.mkstemp(suffix=".so", dir=target.parent)
+    os.close(handle)
+    try:
+        compiled = subprocess.run(
+            [*command, "-x", "c++", "-", "-o", built], input=unit, capture_output=True, text=True, check=False
+        )
+        if compiled.returncode:
+            raise _compile_error(label, text, compiled.stderr)
+        os.replace(built, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(built)
+    return target

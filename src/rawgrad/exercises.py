@@ -1,0 +1,272 @@
+"""Predictions and exercises of the notebooks: shown, never raised.
+
+A prediction is kept by its name, for as long as Python runs and in the learner's file where there is one, so that a cell run
+again, a restart and the next day find it. A verdict rests on a run of the learner's code.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+import ipywidgets
+import torch
+from torch import Tensor
+
+from rawgrad import probes, runtime
+from rawgrad.widgets import Shown
+
+# Predictions
+
+
+_asked: dict[str, "Prediction"] = {}
+_answers: dict[str, list[str]] = {}  # name -> first and last answer
+
+
+def _kept() -> dict[str, list[str]]:
+    """The answers so far, with those of earlier sessions. A file that cannot be read is put aside, not overwritten."""
+    file = runtime.answers_file()
+    if file and file.exists():
+        try:
+            stored = json.loads(file.read_text())
+            return {**stored, **_answers}
+        except (ValueError, TypeError):
+            os.replace(file, file.with_suffix(".unreadable"))
+    return dict(_answers)
+
+
+def _keep(name: str, letter: str) -> None:
+    first = _kept().get(name, [letter])[0]
+    _answers[name] = [first, letter]
+    file = runtime.answers_file()
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
+            json.dump(_kept(), new, indent=1, sort_keys=True)
+        os.replace(new.name, file)
+
+
+class Prediction(Shown):
+    """A question with lettered answers, asked before its output exists."""
+
+    def __init__(self, name: str, question: str, options: tuple[str, ...]):
+        self.name, self.question = name, question
+        self.options = dict(zip("ABCDEFGH"[: len(options)], options, strict=True))
+        self.waiting: list[Callable[[], None]] = []  # outcomes that show this answer
+        answers = [f"<li><b>{letter}</b>&ensp;{escape(text)}</li>" for letter, text in self.options.items()]
+        self._asked_html = f"<p><b>{escape(question)}</b></p><ul style='list-style:none'>{''.join(answers)}</ul>"
+        kept = _kept().get(name, [None])[-1]
+        self._buttons = ipywidgets.ToggleButtons(
+            options=list(self.options), value=kept if kept in self.options else None, description="I predict"
+        )
+        self._buttons.style.button_width = "auto"
+        self._buttons.observe(self._answered, names="value")
+        super().__init__([ipywidgets.HTML(self._asked_html), self._buttons])
+
+    @property
+    def answer(self) -> str | None:
+        return self._buttons.value
+
+    def choose(self, letter: str | None) -> None:
+        """Answer, as the buttons do."""
+        self._buttons.value = letter
+
+    def _answered(self, change) -> None:
+        if change.new is not None:
+            _keep(self.name, change.new)
+        for refresh in self.waiting:
+            refresh()
+
+    def as_html(self) -> str:
+        return f"{self._asked_html}<p>I predict: {self.answer or 'no answer yet'}</p>"
+
+    def as_text(self) -> str:
+        options = "\n".join(f"  {letter}  {text}" for letter, text in self.options.items())
+        return f"{self.question}\n{options}\nI predict: {self.answer or 'no answer yet'}"
+
+
+class Outcome(Shown):
+    """What happened, beside what was predicted. It follows the prediction when that changes."""
+
+    def __init__(self, prediction: Prediction, letter: str | None, happened: str):
+        self._prediction, self._letter, self._happened = prediction, letter, happened
+        self._html = ipywidgets.HTML()
+        super().__init__([self._html])
+        prediction.waiting[:] = [self._refresh]  # the newest outcome only
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._html.value = f"<p><b>{escape(self.as_text())}</b></p>"
+
+    def as_text(self) -> str:
+        answer = self._prediction.answer
+        what = f"It is {self._letter}: {self._happened}." if self._letter else f"None of the answers: {self._happened}."
+        if answer is None:
+            return f"{what} You have not predicted; the buttons above still work."
+        return f"{what} You predicted {answer}{', too' if answer == self._letter else f': {self._prediction.options[answer]}'}."
+
+    as_html = lambda self: f"<p><b>{escape(self.as_text())}</b></p>"  # noqa: E731
+
+
+def predict(name: str, question: str, *options: str) -> Prediction:
+    """Ask `question` before its output exists.
+
+    Args:
+        name: of the prediction, one in all notebooks; its answer is kept under it.
+        options: two to eight answers; they get the letters A, B, C, ...
+    """
+    if not 2 <= len(options) <= 8:
+        raise ValueError(f"predict needs two to eight options, got {len(options)}")
+    _asked[name] = Prediction(name, question, options)
+    return _asked[name]
+
+
+def outcome(name: str, happened) -> Shown:
+    """Set what `happened`, measured in this cell, beside the prediction of that name. The option that reads so was right."""
+    prediction = _asked.get(name)
+    if prediction is None:
+        raise ValueError(f"no prediction {name!r} was asked yet: run its cell first; asked are {', '.join(_asked) or 'none'}")
+    letters = [letter for letter, option in prediction.options.items() if option == str(happened)]
+    return Outcome(prediction, letters[0] if letters else None, str(happened))
+
+
+# Exercises
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Shown under an exercise. Raising would stop Run All, so nothing here raises."""
+
+    exercise: str
+    passed: bool
+    evidence: str
+
+    def __repr__(self) -> str:
+        return f"{'passed' if self.passed else 'not yet'}, {self.exercise}: {self.evidence}"
+
+
+def check(exercise: str, answer) -> Verdict:
+    """Run `answer` as a lesson's exercise asks, and say what came of it.
+
+    Args:
+        exercise: its name, a key of EXERCISES.
+        answer: what the exercise asks for: a backward, or a Function.
+    """
+    if exercise not in EXERCISES:
+        raise ValueError(f"there is no exercise {exercise!r}; there are {', '.join(map(repr, EXERCISES))}")
+    try:
+        return Verdict(exercise, True, EXERCISES[exercise](answer))
+    except _NotYet as reason:
+        return Verdict(exercise, False, str(reason))
+    except NotImplementedError:
+        return Verdict(exercise, False, "waiting for your code")
+    except Exception as problem:  # whatever a learner's code raises belongs under the learner's cell
+        first_line = str(problem).partition("\n")[0]
+        return Verdict(exercise, False, f"your code raised {type(problem).__name__}: {first_line}")
+
+
+class _NotYet(Exception):
+    """Evidence that an answer is not right."""
+
+
+BEFORE = {"straight": lambda X: X, "through a view": lambda X: X.view(-1)}
+
+
+def _leaf() -> Tensor:
+    return torch.arange(1.0, 9.0).view(4, 2).to(runtime.DEVICE).requires_grad_()
+
+
+def _off(gradient: Tensor | None, right: Tensor) -> str | None:
+    """What is wrong with `gradient`, in one clause; None where nothing is."""
+    if gradient is None:
+        return "there is no gradient"
+    if gradient.shape != right.shape:
+        return f"it has shape {tuple(gradient.shape)} instead of {tuple(right.shape)}"
+    if torch.equal(gradient, right):
+        return None
+    return f"its first element is {gradient.flatten()[0].item():g} where {right.flatten()[0].item():g} is right"
+
+
+def _loud(backward: Callable) -> str:
+    """The write may stay, but a second backward must not be silent and wrong; the first must be right."""
+
+    class Loud(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+    Loud.backward = staticmethod(backward)
+    raised = []
+    for way, before in BEFORE.items():
+        X = _leaf()
+        right = 2 * X.detach().clone()
+        y = Loud.apply(before(X))
+        try:
+            y.backward(torch.ones_like(y), retain_graph=True)
+        except RuntimeError as refusal:
+            raise _NotYet(f"{way}, the first backward raises already, and it has to give the right gradient") from refusal
+        wrong = _off(X.grad, right)
+        if wrong:
+            raise _NotYet(f"{way}, the first gradient is not right: {wrong}")
+        try:
+            y.backward(torch.ones_like(y), retain_graph=True)
+        except RuntimeError:
+            raised.append(way)
+            continue
+        wrong = _off(X.grad, 2 * right)
+        if wrong:
+            raise _NotYet(f"{way}, the second backward is silent and wrong: of X.grad, {wrong}")
+    if not raised:
+        return "both backwards are right, so there is nothing to be loud about"
+    return f"the first gradient is right, and the second backward raises ({' and '.join(raised)})"
+
+
+def _right(function: type[torch.autograd.Function]) -> str:
+    """Any number of backwards are right, X and dy stay as they are; what is kept beside x is told."""
+    for way, before in BEFORE.items():
+        X = _leaf()
+        right, X_before = 2 * X.detach().clone(), probes.look(X)
+        y = function.apply(before(X))
+        dy = torch.ones_like(y)
+        for count in (1, 2, 3):
+            y.backward(dy, retain_graph=True)
+            if probes.look(X).digest != X_before.digest:
+                raise _NotYet(
+                    f"{way}, backward {count} changes X: its first element is {X.detach().flatten()[0].item():g}, was 1"
+                )
+            if not torch.equal(dy, torch.ones_like(y)):
+                raise _NotYet(f"{way}, backward {count} changes dy, which is the caller's")
+            wrong = _off(X.grad, count * right)
+            if wrong:
+                raise _NotYet(f"{way}, after backward {count} X.grad is not right: {wrong}")
+    first, second = _leaf(), _leaf()
+    function.apply(first).sum().backward()
+    kept = first.grad.clone()
+    (3 * function.apply(second)).sum().backward()
+    if not torch.equal(first.grad, kept):
+        raise _NotYet("the backward of another tensor changes the gradient that this one got: they share memory")
+    extra = _kept_beside_x(function)
+    told = f"keeps +{extra:g} N until backward beside x" + (", which x itself could serve as" if extra else "")
+    return f"three backwards are right, straight and through a view, X and dy are untouched; it {told}"
+
+
+def _kept_beside_x(function: type[torch.autograd.Function]) -> float:
+    """Memory that the graph of one call keeps until backward, in sizes of x, x's own not counted."""
+    X, kept = _leaf(), {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = function.apply(X)  # alive, and with it all that it saved, until the storages are counted
+    kept.pop(X.untyped_storage().data_ptr(), None)
+    kept.pop(y.untyped_storage().data_ptr(), None)
+    return sum(kept.values()) / X.nbytes
+
+
+EXERCISES = {"02.1 loud": _loud, "02.2 right": _right}

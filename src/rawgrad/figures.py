@@ -1,0 +1,305 @@
+"""Draws plain records: an SVG string, with a table that says the same in text.
+
+Every picture paints its own white ground and names its font, so that it can stand in an <img> on a dark page. A colour never
+stands alone: beside it is a letter, a hatch or a word. No addresses: storages are A, B, C.
+"""
+
+from collections.abc import Sequence
+from html import escape
+
+from rawgrad.scenarios import MOST_BACKWARDS, Backward, GradientPath, Timeline
+
+LANES = ("versions", "values", "memory")
+
+# Okabe and Ito's colours, which stay apart for colour-blind eyes
+_ORANGE, _SKY, _YELLOW, _WHITE, _GREY = "#E69F00", "#56B4E9", "#F0E442", "#FFFFFF", "#EEEEEE"
+_WIDTH = 960
+
+
+# The alphabet of all pictures
+
+
+def _svg(height: int, title: str, body: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
+        f'style="max-width:100%;height:auto" role="img" font-family="DejaVu Sans, Verdana, Arial, sans-serif" font-size="18">'
+        f"<title>{escape(title)}</title>"
+        '<defs><pattern id="hatch" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<rect width="8" height="8" fill="{_ORANGE}"/><line x1="0" y1="0" x2="0" y2="8" stroke="#000" stroke-width="1.5"/>'
+        "</pattern></defs>"
+        f'<rect width="{_WIDTH}" height="{height}" fill="{_WHITE}"/>{"".join(body)}</svg>'
+    )
+
+
+def _text(x: float, y: float, words: str, anchor: str = "middle", bold: bool = False, halo: bool = False) -> str:
+    """`words` with their baseline at y; a halo keeps them legible on a hatch."""
+    weight = ' font-weight="bold"' if bold else ""
+    edge = f' stroke="{_WHITE}" stroke-width="5" paint-order="stroke" stroke-linejoin="round"' if halo else ""
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{weight}{edge}>{escape(words)}</text>'
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str = _WHITE, dashed: bool = False) -> str:
+    dashes = ' stroke-dasharray="5 4"' if dashed else ""
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="{fill}" stroke="#000" '
+        f'stroke-width="1.5"{dashes}/>'
+    )
+
+
+def _line(*points: tuple[float, float], width: float = 1.5, dashed: bool = False, arrow: bool = False) -> str:
+    dashes = ' stroke-dasharray="3 5"' if dashed else ""
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    line = f'<polyline points="{path}" fill="none" stroke="#000" stroke-width="{width:g}"{dashes}/>'
+    if arrow:  # its head, for a line that ends to the right
+        x, y = points[-1]
+        line += f'<polygon points="{x:g},{y:g} {x - 11:g},{y - 6:g} {x - 11:g},{y + 6:g}"/>'
+    return line
+
+
+def _number(value: float) -> str:
+    return "none" if value != value else f"{value:g}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """`rows` of text in columns, the first row a heading."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+# The version timeline
+
+_LEFT, _FIRST, _COLUMN = 190, 285, 218  # where the forward begins, and the first backward; how wide a backward is
+_CHECK, _WRITE, _ARRIVE = 34, 102, 170  # where in a backward's column
+_CELL = _COLUMN - 24
+
+
+def version_timeline(record: Timeline, lanes: Sequence[str] = LANES) -> tuple[str, str]:
+    """Versions, values and memory over the backwards of `record`.
+
+    Args:
+        lanes: which of LANES to draw, in the order of the lesson.
+
+    Returns:
+        The picture and its table.
+    """
+    draw = {"versions": _versions_lane, "values": _values_lane, "memory": _memory_lane}
+    body = [_text(_LEFT + 40, 34, "forward", bold=True)]
+    body += [_text(_FIRST + i * _COLUMN + _COLUMN / 2, 34, f"backward {i + 1}", bold=True) for i in range(MOST_BACKWARDS)]
+    top = 48
+    for lane in lanes:
+        drawn, height = draw[lane](record, top)
+        body += [_line((10, top), (_WIDTH - 10, top), width=0.75), *drawn]
+        top += height
+    body += [
+        _line((_FIRST + i * _COLUMN, 48), (_FIRST + i * _COLUMN, top), width=0.75, dashed=True) for i in range(MOST_BACKWARDS)
+    ]
+    body += [_line((10, top), (_WIDTH - 10, top), width=0.75)]
+    body += [_text(12, top + 28, f"{_experiment(record)}: {record.verdict}", "start", bold=True)]
+    legend, height = _legend(lanes, top + 44)
+    return _svg(top + 44 + height, _title(record), [*body, *legend]), _timeline_table(record, lanes)
+
+
+def _experiment(record: Timeline) -> str:
+    words = [f"{record.writer} writes, {record.before} before the Function"]
+    words += [f"repair: {record.repair}"] if record.repair != "none" else []
+    words += [f"a hook {record.hook}"] if record.hook != "none" else []
+    return "; ".join(words)
+
+
+def _title(record: Timeline) -> str:
+    return f"Version timeline. {_experiment(record)}. {len(record.backwards)} backwards: {record.verdict}."
+
+
+def _versions_lane(record: Timeline, top: float) -> tuple[list[str], float]:
+    """The counter of the saved tensor as a staircase, autograd's checks and the writes above it."""
+    marks, floor, step = top + 40, top + 132, 26
+    level = record.backwards[0].version_at_save if record.backwards else 0
+    base, points, body = level, [(_LEFT + 40, floor)], []
+    numbers = [(_LEFT + 40, level)]
+    for i, backward in enumerate(record.backwards):
+        start = _FIRST + i * _COLUMN
+        for at, version in (
+            (_CHECK, backward.version_found),
+            (_WRITE, backward.version_written),
+            (_ARRIVE, backward.version_left),
+        ):
+            if version != level:
+                points += [(start + at, floor - step * (level - base)), (start + at, floor - step * (version - base))]
+                numbers.append((start + at + 16, version))
+                level = version
+        body += _marks(backward, start, marks)
+    end = _FIRST + len(record.backwards) * _COLUMN - 8 if record.backwards else _FIRST - 20
+    body = [_line(*points, (end, floor - step * (level - base)), width=4), *body]
+    body += [_text(x, floor - step * (version - base) - 9, str(version), bold=True, halo=True) for x, version in numbers]
+    body += [_text(12, marks + 6, "check and writes", "start"), _text(12, floor + 4, "version of saved x", "start")]
+    return body, 158
+
+
+def _marks(backward: Backward, start: float, y: float) -> list[str]:
+    """Check, write and arrival of one backward."""
+    check, write, arrive = start + _CHECK, start + _WRITE, start + _ARRIVE
+    if backward.raised:
+        return [
+            f'<circle cx="{check:g}" cy="{y:g}" r="17" fill="url(#hatch)" stroke="#000" stroke-width="2.5"/>',
+            _text(check, y + 7, "≠", bold=True, halo=True),
+            _text(check + 26, y + 6, "raises", "start", bold=True),
+        ]
+    body = [
+        f'<circle cx="{check:g}" cy="{y:g}" r="15" fill="{_WHITE}" stroke="#000" stroke-width="1.5"/>',
+        _text(check, y + 6, "="),
+    ]
+    if backward.write != "none":
+        corners = f"{write - 17:g},{y - 14:g} {write + 17:g},{y - 14:g} {write:g},{y + 17:g}"
+        fill = "#000" if backward.write == "counted" else "url(#hatch)"
+        body += [f'<polygon points="{corners}" fill="{fill}" stroke="#000" stroke-width="1.5"/>']
+    if backward.arrival == "added":
+        body += [_box(arrive - 14, y - 14, 28, 28), _text(arrive, y + 6, "+", bold=True)]
+    return body
+
+
+def _values_lane(record: Timeline, top: float) -> tuple[list[str], float]:
+    body = [_text(12, top + 34, "X[0, 0]", "start"), _text(12, top + 84, "X.grad[0, 0]", "start")]
+    body += [_box(_LEFT + 4, top + 10, 72, 36), _text(_LEFT + 40, top + 34, "1"), _text(_LEFT + 40, top + 84, "none")]
+    for i, backward in enumerate(record.backwards):
+        left = _FIRST + i * _COLUMN + 12
+        changed = backward.x != 1
+        body += [
+            _box(left, top + 10, _CELL, 36, "url(#hatch)" if changed else _WHITE),
+            _text(
+                left + _CELL / 2,
+                top + 34,
+                f"{backward.x:g}, was 1" if changed else f"{backward.x:g}",
+                bold=changed,
+                halo=changed,
+            ),
+        ]
+        wrong = backward.grad != backward.right_grad
+        words = f"{backward.grad:g}, right: {backward.right_grad:g}" if wrong else f"{backward.grad:g}, right"
+        if backward.raised:
+            wrong, words = False, "not computed"
+        body += [
+            _box(left, top + 60, _CELL, 36, "url(#hatch)" if wrong else _WHITE, dashed=backward.raised),
+            _text(left + _CELL / 2, top + 84, words, bold=wrong, halo=wrong),
+        ]
+    return body, 108
+
+
+def _memory_lane(record: Timeline, top: float) -> tuple[list[str], float]:
+    body = [_text(12, top + 38, "X lies in", "start"), _text(12, top + 82, "X.grad lies in", "start")]
+    body += [_box(_LEFT + 16, top + 16, 48, 32, _SKY), _text(_LEFT + 40, top + 39, "A"), _text(_LEFT + 40, top + 83, "none")]
+    for i, backward in enumerate(record.backwards):
+        left, middle = _FIRST + i * _COLUMN + 12, _FIRST + (i + 0.5) * _COLUMN
+        if backward.grad_is_x:
+            body += [
+                _box(left, top + 16, _CELL, 76, _SKY),
+                _text(middle, top + 39, "A"),
+                _text(middle, top + 83, "A, the same"),
+            ]
+        else:
+            body += [_box(left, top + 16, _CELL, 32, _SKY), _text(middle, top + 39, "A")]
+            body += [_box(left, top + 60, _CELL, 32), _text(middle, top + 83, "B, its own")]
+    return body, 104
+
+
+def _legend(lanes: Sequence[str], top: float) -> tuple[list[str], float]:
+    """What the marks mean, for the lanes that are drawn."""
+    if "versions" not in lanes:
+        return [], 4
+    y = top + 18
+    triangle = '<polygon points="{0},{1} {2},{1} {3},{4}" fill="{5}" stroke="#000" stroke-width="1.5"/>'
+    return [
+        f'<circle cx="26" cy="{y}" r="13" fill="{_WHITE}" stroke="#000" stroke-width="1.5"/>',
+        _text(26, y + 6, "="),
+        _text(46, y + 6, "version check", "start"),
+        triangle.format(200, y - 11, 226, 213, y + 14, "url(#hatch)"),
+        _text(236, y + 6, "write, not counted", "start"),
+        triangle.format(432, y - 11, 458, 445, y + 14, "#000"),
+        _text(468, y + 6, "write, counted", "start"),
+        _box(630, y - 12, 24, 24),
+        _text(642, y + 6, "+", bold=True),
+        _text(664, y + 6, "added into X.grad, counted", "start"),
+    ], 44
+
+
+def _timeline_table(record: Timeline, lanes: Sequence[str]) -> str:
+    done = record.backwards
+    rows = [["", "forward", *(f"backward {i + 1}" for i in range(len(done)))]]
+    if "versions" in lanes:
+        rows += [
+            ["version check", "", *(f"{b.version_at_save} {'≠' if b.raised else '='} {b.version_found}" for b in done)],
+            ["write to saved x", "", *(b.write for b in done)],
+            ["version of saved x", *_versions(record)],
+        ]
+    if "values" in lanes:
+        rows += [
+            ["X[0, 0]", "1", *(_number(b.x) for b in done)],
+            ["X.grad[0, 0]", "none", *("raises" if b.raised else _number(b.grad) for b in done)],
+            ["right", "", *(_number(b.right_grad) for b in done)],
+        ]
+    if "memory" in lanes:
+        rows += [
+            ["returned gradient", "", *(b.arrival for b in done)],
+            ["X.grad lies in", "none", *("A, with X" if b.grad_is_x else "B, its own" for b in done)],
+        ]
+    return f"{_experiment(record)}: {record.verdict}\n{table(rows)}"
+
+
+def _versions(record: Timeline) -> list[str]:
+    first = record.backwards[0].version_at_save if record.backwards else 0
+    return [str(first), *(str(b.version_left) for b in record.backwards)]
+
+
+# The autograd graph, backward
+
+
+def gradient_path(record: GradientPath) -> tuple[str, str]:
+    """The way of one gradient from dy to X.grad, and whose memory it lies in; the picture and its table."""
+    names = [*(stop.node for stop in record.stops), "AccumulateGrad", "X.grad"]
+    widths = [max(20 + 11 * len(name), 148) if 0 < i < len(names) - 1 else 76 for i, name in enumerate(names)]
+    gap = (_WIDTH - 24 - sum(widths)) / (len(names) - 1)
+    centres = [12 + sum(widths[:i]) + gap * i + width / 2 for i, width in enumerate(widths)]
+    held = [*record.stops, None, record.grad]
+    body = [_text(12, 30, "The gradient of one backward, on its way to X.grad", "start", bold=True)]
+    for i, (name, x, width, stop) in enumerate(zip(names, centres, widths, held, strict=True)):
+        is_tensor = i in (0, len(names) - 1)
+        body += [_box(x - width / 2, 52, width, 44, _GREY if not is_tensor else _fill(stop.storage)), _text(x, 80, name)]
+        if i + 1 < len(names):
+            body += [_line((x + width / 2 + 2, 74), (centres[i + 1] - widths[i + 1] / 2 - 2, 74), arrow=True)]
+        if stop and not is_tensor:  # what the node hands on
+            body += [
+                _line((x, 96), (x, 118), dashed=True),
+                _box(x - width / 2, 118, width, 56, _fill(stop.storage)),
+                _text(x, 141, f"memory {stop.storage}"),
+                _text(x, 164, "X itself" if stop.is_x else "another tensor"),
+            ]
+    outcome = "takes it over" if record.taken_over else "copies it"
+    body += [_text(centres[-2], 141, outcome, bold=True)]
+    tenants = _tenants(record)
+    left, block = 12, (_WIDTH - 24) / len(tenants)
+    for letter, who in tenants.items():
+        body += [
+            _box(left + 4, 206, block - 8, 44 + 26 * len(who), _fill(letter)),
+            _text(left + 20, 234, f"memory {letter}", "start", bold=True),
+            *(_text(left + 20, 260 + 26 * i, name, "start") for i, name in enumerate(who)),
+        ]
+        left += block
+    height = 206 + 44 + 26 * max(map(len, tenants.values())) + 14
+    title = f"Path of the gradient with {record.before} before the Function. AccumulateGrad {outcome}."
+    rows = [["step", "hands on", "in memory"]]
+    rows += [[s.node, "X itself" if s.is_x else "another tensor", s.storage] for s in record.stops]
+    rows += [["AccumulateGrad", outcome, ""], ["X.grad", "", record.grad.storage]]
+    return _svg(height, title, body), f"{record.before} before the Function\n{table(rows)}"
+
+
+def _fill(letter: str) -> str:
+    return {"A": _SKY, "B": _WHITE}.get(letter, _YELLOW)
+
+
+def _tenants(record: GradientPath) -> dict[str, list[str]]:
+    """Who lies in which memory, A first."""
+    tenants = {"A": ["X, saved by the Function"]}
+    for stop in record.stops:
+        who = "dy" if stop.node == "dy" else f"what {stop.node} returned"
+        tenants.setdefault(stop.storage, []).append(who)
+    tenants.setdefault(record.grad.storage, []).append("X.grad")
+    return dict(sorted(tenants.items()))

@@ -1,0 +1,78 @@
+"""What a tensor is at one moment: version, layout, storage, bytes. Looking changes nothing."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at one tensor. What differs from run to run is kept out of the printed form."""
+
+    version: int | None  # autograd's count of the in-place writes that it was told about; None in inference mode
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # elements
+    offset: int  # elements from the start of the storage
+    storage_nbytes: int
+    storage: int = field(repr=False)  # address, bytes
+    digest: str = field(repr=False)  # of all the storage's bytes, also those that the view does not show
+
+
+def look(tensor: Tensor) -> Snapshot:
+    """Take a Snapshot of `tensor`.
+
+    Args:
+        tensor: strided, any dtype, on the CPU or a GPU.
+
+    Raises:
+        ValueError: `tensor` is not strided.
+
+    Cost: copies the whole storage to the CPU and hashes it; on a GPU it waits for the current stream.
+    """
+    if tensor.layout != torch.strided:
+        raise ValueError(f"look needs a strided tensor, got {tensor.layout}")
+    storage = tensor.untyped_storage()
+    content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    return Snapshot(
+        version=None if tensor.is_inference() else tensor._version,
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()),
+        offset=tensor.storage_offset(),
+        storage_nbytes=storage.nbytes(),
+        storage=storage.data_ptr(),
+        digest=hashlib.blake2b(content.cpu().numpy().tobytes(), digest_size=8).hexdigest(),
+    )
+
+
+def written_unseen(before: Snapshot, after: Snapshot) -> bool:
+    """True where the bytes changed and the version counter did not: a write that autograd was not told about.
+
+    Raises:
+        ValueError: the two looks are not at one storage.
+    """
+    if (before.storage, before.storage_nbytes) != (after.storage, after.storage_nbytes):
+        raise ValueError("written_unseen compares two looks at one storage, got two storages")
+    return before.digest != after.digest and before.version == after.version
+
+
+def address_range(tensor: Tensor) -> tuple[int, int]:
+    """First and one past the last byte that `tensor` can touch; equal for an empty tensor."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """True where the address ranges of `a` and `b` meet, whoever made them and whatever their first addresses are.
+
+    Two views that interleave without a common element, such as x[::2] and x[1::2], count as sharing. Two halves of one
+    storage do not.
+    """
+    if a.device != b.device:
+        return False
+    (a_start, a_end), (b_start, b_end) = address_range(a), address_range(b)
+    return max(a_start, b_start) < min(a_end, b_end)

@@ -1,0 +1,138 @@
+"""Knobs that run a scenario and show its figure.
+
+What a cell shows says itself three times: live, as an <img> with its table for readers of a saved or untrusted notebook, and
+as text. A knob holds all the state there is, so every state can also be drawn ahead.
+"""
+
+import base64
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+
+import ipywidgets
+
+from rawgrad import figures, scenarios
+
+_VIEW = "application/vnd.jupyter.widget-view+json"
+_BUTTONS_UP_TO = 4  # options; more, or longer ones, go into a dropdown
+_BUTTON_LETTERS = 26
+
+
+class Shown(ipywidgets.VBox):
+    """A widget that also says itself in HTML and in text, where no widget can be shown."""
+
+    if "google.colab" not in sys.modules:
+        _ipython_display_ = None  # ipywidgets 7 would show itself by this, past the bundle below
+
+    def as_html(self) -> str:
+        raise NotImplementedError
+
+    def as_text(self) -> str:
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **_formats) -> dict:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {_VIEW: view, "text/html": self.as_html(), "text/plain": self.as_text()}
+
+
+class Knobs(Shown):
+    """Controls over a picture.
+
+    Args:
+        draw: (one value of every knob) -> (svg, table), pure. What it raises is shown where the picture was.
+        knobs: name -> the values that it can take, the first one at the start. Their str is what a reader sees.
+    """
+
+    def __init__(self, draw: Callable[..., tuple[str, str]], knobs: Mapping[str, Sequence]):
+        self._draw = draw
+        self.controls = {name: _control(name, options) for name, options in knobs.items()}
+        reset = ipywidgets.Button(description="Reset", tooltip="Put every knob back where it was", layout={"width": "auto"})
+        reset.on_click(lambda _: self.reset())
+        self._picture = ipywidgets.HTML()
+        super().__init__([*self.controls.values(), reset, self._picture])
+        for control in self.controls.values():
+            control.observe(lambda _: self._redraw(), names="value")
+        self._redraw()
+
+    def reset(self) -> None:
+        """Put every knob back to its first value."""
+        for control in self.controls.values():
+            control.value = control.options[0][1]
+
+    def _redraw(self) -> None:
+        try:
+            self._svg, self._table = self._draw(*(control.value for control in self.controls.values()))
+            self._picture.value = self._svg
+        except Exception as problem:  # an observer's exception would show nowhere
+            self._svg, self._table = "", f"{type(problem).__name__}: {problem}"
+            self._picture.value = f'<p role="alert" style="{_PLAIN}"><b>{escape(self._table)}</b></p>'
+
+    def as_html(self) -> str:
+        picture = ""
+        if self._svg:
+            title = self._svg.partition("<title>")[2].partition("</title>")[0].replace('"', "&quot;")
+            packed = base64.b64encode(self._svg.encode()).decode()
+            picture = f'<img alt="{title}" style="max-width:100%" src="data:image/svg+xml;base64,{packed}">'
+        return f"{picture}<pre>{escape(self.as_text())}</pre>"
+
+    def as_text(self) -> str:
+        knobs = "; ".join(f"{name}: {control.value}" for name, control in self.controls.items())
+        return f"{knobs}\n{self._table}"
+
+
+_PLAIN = "background:#fff;color:#000;border:2px solid #000;padding:0.5em;line-height:1.4"
+
+
+def _control(name: str, options: Sequence) -> ipywidgets.Widget:
+    pairs = [(str(option), option) for option in options]
+    letters = sum(len(label) for label, _ in pairs)
+    kind = ipywidgets.ToggleButtons if len(pairs) <= _BUTTONS_UP_TO and letters <= _BUTTON_LETTERS else ipywidgets.Dropdown
+    control = kind(options=pairs, value=pairs[0][1], description=name, layout={"width": "auto"})
+    control.style.description_width = "10em"
+    if kind is ipywidgets.ToggleButtons:
+        control.style.button_width = "auto"
+    return control
+
+
+def _knobs(draw: Callable[..., tuple[str, str]], names: Mapping[str, tuple[str, Sequence]], given: Mapping) -> Knobs:
+    """Knobs for the parameters in `names`: all the values of each, the list that is given for it, or none where one is."""
+    for name, value in given.items():
+        if name not in names:
+            raise TypeError(f"there is no knob {name!r}; there are {', '.join(names)}")
+        unknown = [v for v in (value if isinstance(value, list) else [value]) if v not in names[name][1]]
+        if unknown:
+            raise ValueError(f"{name} is one of {', '.join(map(repr, names[name][1]))}, got {unknown[0]!r}")
+    fixed = {name: value for name, value in given.items() if not isinstance(value, list)}
+    live = {name: given.get(name, options) for name, (_, options) in names.items() if name not in fixed}
+    return Knobs(
+        lambda *values: draw(**fixed, **dict(zip(live, values, strict=True))),
+        {names[name][0]: options for name, options in live.items()},
+    )
+
+
+def version_timeline(lanes: Sequence[str] = figures.LANES, **given) -> Knobs:
+    """The version timeline, live.
+
+    Args:
+        lanes: which of figures.LANES to draw.
+        given: parameters of scenarios.version_timeline: a value holds it, a list makes it a knob over the list. Every
+            other one is a knob over all its values.
+    """
+    names = {
+        "before": ("before the Function", list(scenarios.BEFORE)),
+        "writer": ("who writes", list(scenarios.WRITERS)),
+        "repair": ("repair", list(scenarios.REPAIRS)),
+        "hook": ("a hook on X", list(scenarios.HOOKS)),
+        "backwards": ("backwards", list(range(scenarios.MOST_BACKWARDS + 1))),
+    }
+    return _knobs(lambda **knobs: figures.version_timeline(scenarios.version_timeline(**knobs), lanes), names, given)
+
+
+def gradient_path(**given) -> Knobs:
+    """The way of a gradient through the graph, live; `given` as for version_timeline."""
+    names = {
+        "before": ("before the Function", list(scenarios.BEFORE)),
+        "writer": ("who writes", list(scenarios.WRITERS)),
+        "repair": ("repair", list(scenarios.REPAIRS)),
+    }
+    return _knobs(lambda **knobs: figures.gradient_path(scenarios.gradient_path(**knobs)), names, given)

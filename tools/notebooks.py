@@ -1,0 +1,57 @@
+"""`make notebooks`: execute the notebooks and write them back normalised, so that two runs are equal byte for byte."""
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+VIEW = "application/vnd.jupyter.widget-view+json"
+METADATA = {
+    "accelerator": "GPU",  # what Colab gives
+    "colab": {"gpuType": "T4", "provenance": []},
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def normalise(notebook) -> None:
+    """Take out of an executed notebook what differs from run to run.
+
+    Raises:
+        ValueError: a cell wrote to stderr, which holds paths and process ids.
+    """
+    for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
+        cell.execution_count = count
+        cell.metadata.pop("execution", None)
+        for output in cell.outputs:
+            if output.get("name") == "stderr":
+                raise ValueError(f"cell {cell.id} wrote to stderr: {output.text.strip()[-300:]}")
+            if "data" in output:
+                output.data.pop(VIEW, None)
+                output.metadata.clear()
+            if output.output_type == "execute_result":
+                output.execution_count = count
+    notebook.metadata = nbformat.from_dict(METADATA)
+
+
+def execute(notebook) -> None:
+    """Run `notebook` from top to bottom in a fresh kernel of this Python, in place."""
+    os.environ.pop("RAWGRAD_ANSWERS", None)  # nobody's answers
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+
+
+def text(notebook) -> str:
+    """`notebook` as it is committed."""
+    return nbformat.writes(notebook, version=4) + "\n"
+
+
+if __name__ == "__main__":
+    for path in sorted(NOTEBOOKS.glob(f"{''.join(sys.argv[1:])}*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        execute(notebook)
+        normalise(notebook)
+        path.write_text(text(notebook))
+        print(f"{path.name}: {sum(c.cell_type == 'code' for c in notebook.cells)} code cells")
