@@ -26,6 +26,7 @@ def normalise(notebook) -> None:
     for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
         cell.execution_count = count
         cell.metadata.pop("execution", None)
+        cell.outputs = _joined(cell.outputs)
         for output in cell.outputs:
             if output.get("name") == "stderr":
                 raise ValueError(f"cell {cell.id} wrote to stderr: {output.text.strip()[-300:]}")
@@ -35,6 +36,17 @@ def normalise(notebook) -> None:
             if output.output_type == "execute_result":
                 output.execution_count = count
     notebook.metadata = nbformat.from_dict(METADATA)
+
+
+def _joined(outputs: list) -> list:
+    """Neighbouring pieces of one stream as one: where a stream is cut depends on the moment."""
+    joined = []
+    for output in outputs:
+        if joined and output.output_type == "stream" and joined[-1].get("name") == output.name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def execute(notebook) -> None:

@@ -131,8 +131,8 @@ def _sizes(what: str, sizes: Sequence[int], limits: tuple[int, ...]) -> tuple[in
     return sizes
 
 
-def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> tuple[str | None, torch.device, list]:
-    """The type that T stands for, the device, and every argument as an address (int) or a number of its exact width."""
+def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> tuple[str, torch.device, list]:
+    """The type that T stands for (float where no tensor decides), the device, and every argument as an address (int) or a number of its exact width."""
     if len(arguments) != len(parameters):
         raise TypeError(
             f"{kernel} takes {len(parameters)} arguments ({', '.join(p.name for p in parameters)}), got {len(arguments)}"
@@ -157,13 +157,14 @@ def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> 
         device = torch.device(runtime.DEVICE)
     if device.type not in ("cuda", "cpu"):
         raise ValueError(f"{kernel} runs on cpu and cuda tensors, got {device}")
+    element = element or "float"
     for parameter, argument in zip(parameters, arguments, strict=True):
         values.append(argument.data_ptr() if parameter.is_pointer else _number(kernel, parameter, argument, element))
     return element, device, values
 
 
-def _number(kernel: str, parameter: _Parameter, argument: float, element: str | None) -> np.generic:
-    width = _SCALARS.get((element or "") if parameter.type == "T" else parameter.type)
+def _number(kernel: str, parameter: _Parameter, argument: float, element: str) -> np.generic:
+    width = _SCALARS.get(element if parameter.type == "T" else parameter.type)
     if width is None:
         raise TypeError(f"{kernel} declares {parameter.name} as T = {element}, which a number cannot be: declare it float")
     whole = not issubclass(width, np.floating)
@@ -177,11 +178,10 @@ def _number(kernel: str, parameter: _Parameter, argument: float, element: str | 
     return width(argument)
 
 
-def _unit(text: str, label: str, element: str | None, before: str = "", after: str = "") -> str:
+def _unit(text: str, label: str, element: str, before: str = "", after: str = "") -> str:
     """What a compiler gets: the `.cu` between what it needs, with the lines of the `.cu` counted as in the file."""
-    alias = f"using T = {element};\n" if element else ""
-    numbers = _NUMBERS.read_text()
-    return f'{before}#line 1 "{_NUMBERS.name}"\n{numbers}{alias}#line 1 "{label}"\n{text}\n{after}'
+    numbers = f'#line 1 "{_NUMBERS.name}"\n{_NUMBERS.read_text()}using T = {element};\n'
+    return f'{before}{numbers}#line 1 "{label}"\n{text}\n{after}'
 
 
 def _compile_error(label: str, text: str, log: str) -> CompileError:
@@ -197,19 +197,19 @@ def _compile_error(label: str, text: str, log: str) -> CompileError:
 # On a GPU
 
 
-def compile_for(source: Path, architecture: str, dtype: torch.dtype | None = None) -> bytes:
+def compile_for(source: Path, architecture: str, dtype: torch.dtype = torch.float32) -> bytes:
     """The cubin of `source` for an `architecture` such as "sm_90", with T for `dtype`. NVRTC needs no GPU for it.
 
     Raises:
         CompileError: with the line of the `.cu`.
         RuntimeError: cuda.core is not installed.
     """
-    element = _ELEMENT_NAMES[dtype] if dtype else None
+    element = _ELEMENT_NAMES[dtype]
     return bytes(_cubin(source.read_text(), source.name, element, architecture).code)
 
 
 @functools.cache
-def _cubin(text: str, label: str, element: str | None, architecture: str):
+def _cubin(text: str, label: str, element: str, architecture: str):
     core = runtime.cuda_core()
     if core is None:
         raise RuntimeError(runtime.problem("cuda", "cuda"))
@@ -235,7 +235,7 @@ def _on_gpu(text, label, element, kernel, device, grid, block, values) -> None:
 
 
 @functools.cache
-def _gpu_function(text: str, label: str, element: str | None, kernel: str, index: int):
+def _gpu_function(text: str, label: str, element: str, kernel: str, index: int):
     core = runtime.cuda_core()
     core.Device(index).set_current()
     major, minor = torch.cuda.get_device_capability(index)
@@ -257,11 +257,11 @@ def _on_host(text, label, element, kernel, device, grid, block, values) -> None:
 
 
 @functools.cache
-def _host_function(text: str, label: str, element: str | None, kernel: str) -> Callable:
+def _host_function(text: str, label: str, element: str, kernel: str) -> Callable:
     return ctypes.CDLL(str(_shared_object(text, label, element)))[f"launch_{kernel}"]
 
 
-def _shared_object(text: str, label: str, element: str | None) -> Path:
+def _shared_object(text: str, label: str, element: str) -> Path:
     """The build of `text` for the host: made once for each content, compiler and machine, and found again after that.
 
     Two processes that build the same write each its own file and put it in place in one step: the last one wins.

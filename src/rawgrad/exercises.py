@@ -21,7 +21,8 @@ from rawgrad.widgets import Shown
 # Predictions
 
 
-_asked: dict[str, "Prediction"] = {}
+_asked: dict[str, "Prediction"] = {}  # the newest of each name
+_shown: dict[str, "Outcome"] = {}
 _answers: dict[str, list[str]] = {}  # name -> first and last answer
 
 
@@ -54,7 +55,6 @@ class Prediction(Shown):
     def __init__(self, name: str, question: str, options: tuple[str, ...]):
         self.name, self.question = name, question
         self.options = dict(zip("ABCDEFGH"[: len(options)], options, strict=True))
-        self.waiting: list[Callable[[], None]] = []  # outcomes that show this answer
         answers = [f"<li><b>{letter}</b>&ensp;{escape(text)}</li>" for letter, text in self.options.items()]
         self._asked_html = f"<p><b>{escape(question)}</b></p><ul style='list-style:none'>{''.join(answers)}</ul>"
         kept = _kept().get(name, [None])[-1]
@@ -76,8 +76,8 @@ class Prediction(Shown):
     def _answered(self, change) -> None:
         if change.new is not None:
             _keep(self.name, change.new)
-        for refresh in self.waiting:
-            refresh()
+        if self.name in _shown:
+            _shown[self.name].refresh()
 
     def as_html(self) -> str:
         return f"{self._asked_html}<p>I predict: {self.answer or 'no answer yet'}</p>"
@@ -90,24 +90,28 @@ class Prediction(Shown):
 class Outcome(Shown):
     """What happened, beside what was predicted. It follows the prediction when that changes."""
 
-    def __init__(self, prediction: Prediction, letter: str | None, happened: str):
-        self._prediction, self._letter, self._happened = prediction, letter, happened
+    def __init__(self, name: str, happened: str):
+        self._name, self._happened = name, happened
         self._html = ipywidgets.HTML()
         super().__init__([self._html])
-        prediction.waiting[:] = [self._refresh]  # the newest outcome only
-        self._refresh()
+        self.refresh()
 
-    def _refresh(self) -> None:
-        self._html.value = f"<p><b>{escape(self.as_text())}</b></p>"
+    def refresh(self) -> None:
+        """Show the prediction as it is now."""
+        self._html.value = self.as_html()
 
     def as_text(self) -> str:
-        answer = self._prediction.answer
-        what = f"It is {self._letter}: {self._happened}." if self._letter else f"None of the answers: {self._happened}."
-        if answer is None:
+        prediction = _asked[self._name]
+        right = [letter for letter, option in prediction.options.items() if option == self._happened]
+        what = f"It is {right[0]}: {self._happened}." if right else f"None of the answers: {self._happened}."
+        if prediction.answer is None:
             return f"{what} You have not predicted; the buttons above still work."
-        return f"{what} You predicted {answer}{', too' if answer == self._letter else f': {self._prediction.options[answer]}'}."
+        if [prediction.answer] == right:
+            return f"{what} You predicted {prediction.answer}, too."
+        return f"{what} You predicted {prediction.answer}: {prediction.options[prediction.answer]}."
 
-    as_html = lambda self: f"<p><b>{escape(self.as_text())}</b></p>"  # noqa: E731
+    def as_html(self) -> str:
+        return f"<p><b>{escape(self.as_text())}</b></p>"
 
 
 def predict(name: str, question: str, *options: str) -> Prediction:
@@ -123,13 +127,16 @@ def predict(name: str, question: str, *options: str) -> Prediction:
     return _asked[name]
 
 
-def outcome(name: str, happened) -> Shown:
-    """Set what `happened`, measured in this cell, beside the prediction of that name. The option that reads so was right."""
-    prediction = _asked.get(name)
-    if prediction is None:
+def outcome(name: str, happened) -> Outcome:
+    """Set what `happened`, measured in this cell, beside the prediction of that name. The option that reads so was right.
+
+    Raises:
+        ValueError: its prediction has not been asked.
+    """
+    if name not in _asked:
         raise ValueError(f"no prediction {name!r} was asked yet: run its cell first; asked are {', '.join(_asked) or 'none'}")
-    letters = [letter for letter, option in prediction.options.items() if option == str(happened)]
-    return Outcome(prediction, letters[0] if letters else None, str(happened))
+    _shown[name] = Outcome(name, str(happened))
+    return _shown[name]
 
 
 # Exercises
