@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel of the package for GPUs that are not here; run by test_cuda.py without the interpreter switch."""
+"""Compiles every Triton kernel for GPUs that are not here; test_cuda.py runs it without the interpreter switch."""
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -11,7 +11,11 @@ ELEMENTS = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp32", "bf16": "fp32"}  # a
 for kernel in KERNELS:
     for capability in (75, 90):
         for element, acc in ELEMENTS.items():
-            constants = {"BLOCK_ROWS": 4, "BLOCK_COLS": 256, "ACC": getattr(square.tl, {"fp64": "float64", "fp32": "float32"}[acc])}
+            constants = {
+                "BLOCK_ROWS": 4,
+                "BLOCK_COLS": 256,
+                "ACC": getattr(square.tl, {"fp64": "float64", "fp32": "float32"}[acc]),
+            }
             signature = {
                 name: "constexpr" if name in constants else f"*{element}" if name.endswith("_ptr") else "i64"
                 for name in kernel.arg_names

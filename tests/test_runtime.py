@@ -25,7 +25,11 @@ def run(code: str, **environment: str) -> str:
 
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, env={**inherited, **environment}
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**inherited, **environment},
     )
     return done.stdout + done.stderr
 
@@ -51,7 +55,9 @@ def test_without_triton_the_package_imports_and_cuda_serves():
 @pytest.mark.skipif(runtime.DEVICE == "cuda", reason="needs a machine without a GPU")
 class TestInterpreterSwitch:
     def test_is_set_before_triton_loads(self):
-        said = run("import os, rawgrad; from rawgrad import runtime; print(os.environ['TRITON_INTERPRET'], runtime.INTERPRETED)")
+        said = run(
+            "import os, rawgrad; from rawgrad import runtime; print(os.environ['TRITON_INTERPRET'], runtime.INTERPRETED)"
+        )
         assert said == "1 True\n"
 
     def test_an_explicit_value_wins(self):
@@ -88,7 +94,9 @@ def test_no_compiler_is_said(monkeypatch):
 
 
 def test_the_compiler_that_is_named_is_taken():
-    said = run("from rawgrad import runtime; print(runtime.compiler(), runtime.problem('cuda', 'cpu'))", CXX="no-such-compiler -O3")
+    said = run(
+        "from rawgrad import runtime; print(runtime.compiler(), runtime.problem('cuda', 'cpu'))", CXX="no-such-compiler -O3"
+    )
     assert said.startswith("None there is no C++ compiler")
     assert run("from rawgrad import runtime; print(runtime.compiler())", CXX="g++ -g") == "('g++', '-g')\n"
 

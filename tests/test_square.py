@@ -176,7 +176,9 @@ def test_none_takes_the_first_backend_that_runs(device):
         pytest.param(lambda: torch.arange(3), None, TypeError, r"needs float64, .* got torch.int64", id="integer"),
         pytest.param(lambda: torch.ones(3, dtype=torch.complex64), None, TypeError, "got torch.complex64", id="complex"),
         pytest.param(lambda: torch.ones(3, device="meta"), None, ValueError, "CPU or a CUDA GPU, got .* on meta", id="device"),
-        pytest.param(lambda: torch.ones(3).to_sparse(), None, ValueError, "strided tensor .* got torch.sparse_coo", id="sparse"),
+        pytest.param(
+            lambda: torch.ones(3).to_sparse(), None, ValueError, "strided tensor .* got torch.sparse_coo", id="sparse"
+        ),
         pytest.param(lambda: torch.ones(3), "cupy", ValueError, "backend must be one of .* got 'cupy'", id="backend"),
     ],
 )

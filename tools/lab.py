@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -65,13 +66,25 @@ def drop_views(model, **_) -> None:
                 output.get("data", {}).pop(VIEW, None)
 
 
+def answers(port: int) -> bool:
+    """Whether somebody listens on that port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_port(first: int = 8888) -> int:
     """The first port from `first` on that nobody listens on."""
     for port in range(first, first + 200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
+        if not answers(port):
+            return port
     sys.exit(f"no free port from {first} to {first + 199}: stop a server that you no longer need")
+
+
+def say_when_up(port: int, address: str) -> None:
+    """Print the address as soon as the server answers there."""
+    while not answers(port):
+        time.sleep(0.1)
+    print(f"rawgrad: {address}  (stop with Ctrl-C)", flush=True)
 
 
 def quiet_settings() -> None:
@@ -88,12 +101,14 @@ def main() -> None:
     quiet_settings()
     os.environ["RAWGRAD_ANSWERS"] = str(WORK / "answers.json")
     port, token = free_port(), secrets.token_hex(16)
-    print(f"rawgrad: http://127.0.0.1:{port}/lab/tree/{first.name}?token={token}  (stop with Ctrl-C)", flush=True)
+    address = f"http://127.0.0.1:{port}/lab/tree/{first.name}?token={token}"
+    threading.Thread(target=say_when_up, args=(port, address), daemon=True).start()
     from jupyterlab.labapp import LabApp
 
     options = [
         "-y",  # stop on the first Ctrl-C
-        "--log-level=WARN",
+        "--ServerApp.log_level=WARN",
+        "--LabApp.log_level=WARN",
         f"--ServerApp.root_dir={WORK}",
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.port={port}",

@@ -132,7 +132,8 @@ def _sizes(what: str, sizes: Sequence[int], limits: tuple[int, ...]) -> tuple[in
 
 
 def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> tuple[str, torch.device, list]:
-    """The type that T stands for (float where no tensor decides), the device, and every argument as an address (int) or a number of its exact width."""
+    """The type that T stands for (float where no tensor decides), the device, and every argument as an address or a number
+    of its exact width."""
     if len(arguments) != len(parameters):
         raise TypeError(
             f"{kernel} takes {len(parameters)} arguments ({', '.join(p.name for p in parameters)}), got {len(arguments)}"

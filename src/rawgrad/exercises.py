@@ -56,7 +56,7 @@ class Prediction(Shown):
         self.name, self.question = name, question
         self.options = dict(zip("ABCDEFGH"[: len(options)], options, strict=True))
         answers = [f"<li><b>{letter}</b>&ensp;{escape(text)}</li>" for letter, text in self.options.items()]
-        self._asked_html = f"<p><b>{escape(question)}</b></p><ul style='list-style:none'>{''.join(answers)}</ul>"
+        self._asked_html = f"<p><b>{escape(question)}</b></p><ul style='list-style:none;margin:0'>{''.join(answers)}</ul>"
         kept = _kept().get(name, [None])[-1]
         self._buttons = ipywidgets.ToggleButtons(
             options=list(self.options), value=kept if kept in self.options else None, description="I predict"
@@ -213,6 +213,8 @@ def _loud(backward: Callable) -> str:
         y = Loud.apply(before(X))
         try:
             y.backward(torch.ones_like(y), retain_graph=True)
+        except NotImplementedError:  # a RuntimeError, too
+            raise
         except RuntimeError as refusal:
             raise _NotYet(f"{way}, the first backward raises already, and it has to give the right gradient") from refusal
         wrong = _off(X.grad, right)

@@ -12,7 +12,7 @@ from rawgrad.scenarios import MOST_BACKWARDS, Backward, GradientPath, Timeline
 LANES = ("versions", "values", "memory")
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes
-_ORANGE, _SKY, _YELLOW, _WHITE, _GREY = "#E69F00", "#56B4E9", "#F0E442", "#FFFFFF", "#EEEEEE"
+_ORANGE, _SKY, _WHITE, _GREY = "#E69F00", "#56B4E9", "#FFFFFF", "#EEEEEE"
 _WIDTH = 960
 
 
@@ -24,9 +24,6 @@ def _svg(height: int, title: str, body: Sequence[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         f'style="max-width:100%;height:auto" role="img" font-family="DejaVu Sans, Verdana, Arial, sans-serif" font-size="18">'
         f"<title>{escape(title)}</title>"
-        '<defs><pattern id="hatch" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        f'<rect width="8" height="8" fill="{_ORANGE}"/><line x1="0" y1="0" x2="0" y2="8" stroke="#000" stroke-width="1.5"/>'
-        "</pattern></defs>"
         f'<rect width="{_WIDTH}" height="{height}" fill="{_WHITE}"/>{"".join(body)}</svg>'
     )
 
@@ -44,6 +41,41 @@ def _box(x: float, y: float, width: float, height: float, fill: str = _WHITE, da
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="{fill}" stroke="#000" '
         f'stroke-width="1.5"{dashes}/>'
     )
+
+
+def _hatched(*corners: tuple[float, float]) -> str:
+    """A convex shape that stands out without its colour. Its lines are drawn one by one: a <pattern> is found by its id, and
+    of two pictures on one page with the same id the hidden one can win, which leaves the shape empty."""
+    strokes = []
+    sums = [x + y for x, y in corners]
+    for c in range(int(min(sums)) + 6, int(max(sums)), 12):  # where x + y = c crosses the outline
+        crossings = []
+        for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):
+            before, after = x1 + y1 - c, x2 + y2 - c
+            if before * after < 0:
+                part = before / (before - after)
+                crossings.append(f"{x1 + part * (x2 - x1):.0f} {y1 + part * (y2 - y1):.0f}")
+        strokes.append("M" + "L".join(crossings))
+    outline = " ".join(f"{x:g},{y:g}" for x, y in corners)
+    return (
+        f'<polygon points="{outline}" fill="{_ORANGE}" stroke="#000" stroke-width="1.5"/>'
+        f'<path class="hatch" d="{"".join(strokes)}" stroke="#000" stroke-width="1.2"/>'
+    )
+
+
+def _cell(x: float, y: float, width: float, height: float, words: str, wrong: bool, dashed: bool = False) -> str:
+    """A box with words in it, hatched and bold where they tell of something wrong."""
+    corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
+    box = _hatched(*corners) if wrong else _box(x, y, width, height, dashed=dashed)
+    return box + _text(x + width / 2, y + height / 2 + 6, words, bold=wrong, halo=wrong)
+
+
+def _triangle(x: float, y: float, counted: bool) -> str:
+    """A write to the saved tensor; full where it was counted."""
+    corners = ((x - 17, y - 14), (x + 17, y - 14), (x, y + 17))
+    if not counted:
+        return _hatched(*corners)
+    return f'<polygon points="{" ".join(f"{a:g},{b:g}" for a, b in corners)}" stroke="#000" stroke-width="1.5"/>'
 
 
 def _line(*points: tuple[float, float], width: float = 1.5, dashed: bool = False, arrow: bool = False) -> str:
@@ -94,25 +126,28 @@ def version_timeline(record: Timeline, lanes: Sequence[str] = LANES) -> tuple[st
         _line((_FIRST + i * _COLUMN, 48), (_FIRST + i * _COLUMN, top), width=0.75, dashed=True) for i in range(MOST_BACKWARDS)
     ]
     body += [_line((10, top), (_WIDTH - 10, top), width=0.75)]
-    body += [_text(12, top + 28, f"{_experiment(record)}: {record.verdict}", "start", bold=True)]
-    legend, height = _legend(lanes, top + 44)
-    return _svg(top + 44 + height, _title(record), [*body, *legend]), _timeline_table(record, lanes)
+    legend, height = _legend(lanes, top + 10)
+    top += 10 + height
+    body += [_text(12, top + 20, record.verdict, "start", bold=True)]
+    experiment = _experiment(record)
+    body += [_text(12, top + 46 + 26 * i, words, "start") for i, words in enumerate(experiment)]
+    return _svg(top + 34 + 26 * len(experiment), _title(record), [*body, *legend]), _timeline_table(record, lanes)
 
 
-def _experiment(record: Timeline) -> str:
-    words = [f"{record.writer} writes, {record.before} before the Function"]
-    words += [f"repair: {record.repair}"] if record.repair != "none" else []
-    words += [f"a hook {record.hook}"] if record.hook != "none" else []
-    return "; ".join(words)
+def _experiment(record: Timeline) -> list[str]:
+    """The knobs in words, in one line or two."""
+    changes = [f"repair: {record.repair}"] if record.repair != "none" else []
+    changes += [f"a hook {record.hook}"] if record.hook != "none" else []
+    return [f"{record.writer} writes, {record.before} before the Function", *(["; ".join(changes)] if changes else [])]
 
 
 def _title(record: Timeline) -> str:
-    return f"Version timeline. {_experiment(record)}. {len(record.backwards)} backwards: {record.verdict}."
+    return f"Version timeline. {'; '.join(_experiment(record))}. {len(record.backwards)} backwards: {record.verdict}."
 
 
 def _versions_lane(record: Timeline, top: float) -> tuple[list[str], float]:
     """The counter of the saved tensor as a staircase, autograd's checks and the writes above it."""
-    marks, floor, step = top + 40, top + 132, 26
+    marks, floor, step = top + 36, top + 114, 26
     level = record.backwards[0].version_at_save if record.backwards else 0
     base, points, body = level, [(_LEFT + 40, floor)], []
     numbers = [(_LEFT + 40, level)]
@@ -132,7 +167,7 @@ def _versions_lane(record: Timeline, top: float) -> tuple[list[str], float]:
     body = [_line(*points, (end, floor - step * (level - base)), width=4), *body]
     body += [_text(x, floor - step * (version - base) - 9, str(version), bold=True, halo=True) for x, version in numbers]
     body += [_text(12, marks + 6, "check and writes", "start"), _text(12, floor + 4, "version of saved x", "start")]
-    return body, 158
+    return body, 138
 
 
 def _marks(backward: Backward, start: float, y: float) -> list[str]:
@@ -140,8 +175,8 @@ def _marks(backward: Backward, start: float, y: float) -> list[str]:
     check, write, arrive = start + _CHECK, start + _WRITE, start + _ARRIVE
     if backward.raised:
         return [
-            f'<circle cx="{check:g}" cy="{y:g}" r="17" fill="url(#hatch)" stroke="#000" stroke-width="2.5"/>',
-            _text(check, y + 7, "≠", bold=True, halo=True),
+            f'<circle cx="{check:g}" cy="{y:g}" r="17" fill="{_ORANGE}" stroke="#000" stroke-width="2.5"/>',
+            _text(check, y + 7, "≠", bold=True),
             _text(check + 26, y + 6, "raises", "start", bold=True),
         ]
     body = [
@@ -149,9 +184,7 @@ def _marks(backward: Backward, start: float, y: float) -> list[str]:
         _text(check, y + 6, "="),
     ]
     if backward.write != "none":
-        corners = f"{write - 17:g},{y - 14:g} {write + 17:g},{y - 14:g} {write:g},{y + 17:g}"
-        fill = "#000" if backward.write == "counted" else "url(#hatch)"
-        body += [f'<polygon points="{corners}" fill="{fill}" stroke="#000" stroke-width="1.5"/>']
+        body.append(_triangle(write, y, backward.write == "counted"))
     if backward.arrival == "added":
         body += [_box(arrive - 14, y - 14, 28, 28), _text(arrive, y + 6, "+", bold=True)]
     return body
@@ -162,25 +195,13 @@ def _values_lane(record: Timeline, top: float) -> tuple[list[str], float]:
     body += [_box(_LEFT + 4, top + 10, 72, 36), _text(_LEFT + 40, top + 34, "1"), _text(_LEFT + 40, top + 84, "none")]
     for i, backward in enumerate(record.backwards):
         left = _FIRST + i * _COLUMN + 12
-        changed = backward.x != 1
+        changed, wrong = backward.x != 1, backward.grad != backward.right_grad
+        gradient = f"{backward.grad:g}, right: {backward.right_grad:g}" if wrong else f"{backward.grad:g}, right"
         body += [
-            _box(left, top + 10, _CELL, 36, "url(#hatch)" if changed else _WHITE),
-            _text(
-                left + _CELL / 2,
-                top + 34,
-                f"{backward.x:g}, was 1" if changed else f"{backward.x:g}",
-                bold=changed,
-                halo=changed,
-            ),
-        ]
-        wrong = backward.grad != backward.right_grad
-        words = f"{backward.grad:g}, right: {backward.right_grad:g}" if wrong else f"{backward.grad:g}, right"
-        if backward.raised:
-            wrong, words = False, "not computed"
-        body += [
-            _box(left, top + 60, _CELL, 36, "url(#hatch)" if wrong else _WHITE, dashed=backward.raised),
-            _text(left + _CELL / 2, top + 84, words, bold=wrong, halo=wrong),
-        ]
+            _cell(left, top + 10, _CELL, 36, f"{backward.x:g}, was 1" if changed else "1", changed),
+            _cell(left, top + 60, _CELL, 36, "not computed" if backward.raised else gradient, wrong and not backward.raised,
+                  dashed=backward.raised),
+        ]  # fmt: skip
     return body, 108
 
 
@@ -206,14 +227,13 @@ def _legend(lanes: Sequence[str], top: float) -> tuple[list[str], float]:
     if "versions" not in lanes:
         return [], 4
     y = top + 18
-    triangle = '<polygon points="{0},{1} {2},{1} {3},{4}" fill="{5}" stroke="#000" stroke-width="1.5"/>'
     return [
         f'<circle cx="26" cy="{y}" r="13" fill="{_WHITE}" stroke="#000" stroke-width="1.5"/>',
         _text(26, y + 6, "="),
         _text(46, y + 6, "version check", "start"),
-        triangle.format(200, y - 11, 226, 213, y + 14, "url(#hatch)"),
+        _triangle(213, y, counted=False),
         _text(236, y + 6, "write, not counted", "start"),
-        triangle.format(432, y - 11, 458, 445, y + 14, "#000"),
+        _triangle(445, y, counted=True),
         _text(468, y + 6, "write, counted", "start"),
         _box(630, y - 12, 24, 24),
         _text(642, y + 6, "+", bold=True),
@@ -241,7 +261,7 @@ def _timeline_table(record: Timeline, lanes: Sequence[str]) -> str:
             ["returned gradient", "", *(b.arrival for b in done)],
             ["X.grad lies in", "none", *("A, with X" if b.grad_is_x else "B, its own" for b in done)],
         ]
-    return f"{_experiment(record)}: {record.verdict}\n{table(rows)}"
+    return f"{'; '.join(_experiment(record))}: {record.verdict}\n{table(rows)}"
 
 
 def _versions(record: Timeline) -> list[str]:
@@ -292,12 +312,13 @@ def gradient_path(record: GradientPath) -> tuple[str, str]:
 
 
 def _fill(letter: str) -> str:
-    return {"A": _SKY, "B": _WHITE}.get(letter, _YELLOW)
+    return _SKY if letter == "A" else _WHITE  # whose memory is X's
 
 
 def _tenants(record: GradientPath) -> dict[str, list[str]]:
     """Who lies in which memory, A first."""
-    tenants = {"A": ["X, saved by the Function"]}
+    tenants = {"A": ["X"]}
+    tenants.setdefault(record.saved.storage, []).append("what f saved")
     for stop in record.stops:
         who = "dy" if stop.node == "dy" else f"what {stop.node} returned"
         tenants.setdefault(stop.storage, []).append(who)

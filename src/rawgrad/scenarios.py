@@ -202,6 +202,7 @@ class GradientPath:
 
     before: str
     repair: str
+    saved: Stop  # what the Function keeps for its backward
     stops: tuple[Stop, ...]  # dy first, then what every node returns
     grad: Stop  # X.grad
 
@@ -220,11 +221,11 @@ def gradient_path(before: str = "nothing", writer: str = "a kernel", repair: str
         letter = letters.setdefault(gradient.untyped_storage().data_ptr(), "ABCDEFGH"[len(letters)])
         return Stop(node, letter, gradient is run.x)
 
-    dy = torch.ones_like(run.y)
+    saved, dy = stop("saved x", run.saved), torch.ones_like(run.y)
     stops, node = [stop("dy", dy)], run.y.grad_fn
     while node.next_functions:  # all but AccumulateGrad
         name = "f" if node is run.y.grad_fn else node.name().rstrip("0").removesuffix("Backward")
         node.register_hook(lambda returned, _, name=name: stops.append(stop(name, returned[0])))
         node = node.next_functions[0][0]
     run.y.backward(dy)
-    return GradientPath(before, repair, tuple(stops), stop("X.grad", run.x.grad))
+    return GradientPath(before, repair, saved, tuple(stops), stop("X.grad", run.x.grad))

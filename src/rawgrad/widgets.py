@@ -48,8 +48,9 @@ class Knobs(Shown):
         self.controls = {name: _control(name, options) for name, options in knobs.items()}
         reset = ipywidgets.Button(description="Reset", tooltip="Put every knob back where it was", layout={"width": "auto"})
         reset.on_click(lambda _: self.reset())
+        row = {"flex_flow": "row wrap", "align_items": "flex-end", "grid_gap": "2px 20px"}
         self._picture = ipywidgets.HTML()
-        super().__init__([*self.controls.values(), reset, self._picture])
+        super().__init__([ipywidgets.Box([*self.controls.values(), reset], layout=row), self._picture])
         for control in self.controls.values():
             control.observe(lambda _: self._redraw(), names="value")
         self._redraw()
@@ -88,7 +89,7 @@ def _control(name: str, options: Sequence) -> ipywidgets.Widget:
     letters = sum(len(label) for label, _ in pairs)
     kind = ipywidgets.ToggleButtons if len(pairs) <= _BUTTONS_UP_TO and letters <= _BUTTON_LETTERS else ipywidgets.Dropdown
     control = kind(options=pairs, value=pairs[0][1], description=name, layout={"width": "auto"})
-    control.style.description_width = "10em"
+    control.style.description_width = "initial"
     if kind is ipywidgets.ToggleButtons:
         control.style.button_width = "auto"
     return control

@@ -1,0 +1,89 @@
+"""Who may import whom, who may look at the environment, and how small it all stays."""
+
+import ast
+from pathlib import Path
+
+import rawgrad
+
+SRC = Path(rawgrad.__file__).parent
+ROOT = SRC.parent.parent
+# Arrows point down: notebooks -> widgets, exercises -> figures, scenarios -> specimens, ops, raw, probes -> cuda -> runtime.
+# An edge that is not here needs a reason in the pull request.
+ALLOWED = {
+    "runtime": set(),
+    "cuda": {"runtime"},
+    "ops": set(),
+    "ops.square": {"cuda", "runtime"},
+    "raw": set(),
+    "probes": set(),
+    "specimens": {"ops.square"},
+    "scenarios": {"probes", "runtime", "specimens"},
+    "figures": {"scenarios"},
+    "widgets": {"figures", "scenarios"},
+    "exercises": {"probes", "runtime", "widgets"},
+    "__init__": {"runtime", "ops.square", "probes"},
+    "__main__": {"preflight"},
+}
+MODULES = {".".join(p.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): p for p in SRC.rglob("*.py")}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of this package that `path` imports, by their name inside it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "rawgrad":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rawgrad."):
+            found.add(node.module.removeprefix("rawgrad."))
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("rawgrad.") for alias in node.names if alias.name.startswith("rawgrad")}
+    return found
+
+
+def test_imports_are_allowed():
+    assert MODULES.keys() == ALLOWED.keys(), "a module is missing from the table"
+    for name, path in MODULES.items():
+        extra = imports_of(path) - ALLOWED[name]
+        assert not extra, f"{name} imports {sorted(extra)}"
+
+
+def test_only_runtime_reads_the_environment():
+    readers = {name for name, path in MODULES.items() if "environ" in path.read_text() or "getenv" in path.read_text()}
+    assert readers == {"runtime"}
+
+
+def test_the_package_stays_small():
+    lines = sum(len(path.read_text().splitlines()) for name, path in MODULES.items() if not name.startswith("doctor"))
+    assert lines <= 2500
+
+
+def test_the_top_level_gains_no_folder():
+    import subprocess
+
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    folders = {line.partition("/")[0] for line in listed if "/" in line}
+    assert folders <= {".ci", ".github", "notebooks", "src", "tests", "tools", "benchmarks", "docs"}
+
+
+def test_the_readmes_map_matches_the_tree():
+    """Every path that the README names in code exists, and every notebook and module of the tree stands on its map."""
+    import re
+
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"`((?:notebooks|src|tests|tools|benchmarks|docs)/[\w./]*)`", text))
+    assert named
+    for path in named:
+        assert (ROOT / path).exists(), path
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert notebook.stem in text
+    for name in MODULES:
+        if not name.startswith(("_", "ops")):
+            assert f"{name}.py" in text, name
+
+
+def test_make_commands_of_the_readme_exist():
+    import re
+
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text())):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target

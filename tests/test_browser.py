@@ -1,0 +1,304 @@
+"""JupyterLab as `make lab` starts it, in a real Chromium: run all, every knob by keyboard, what is kept."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import CHROMIUM
+
+from rawgrad import figures, scenarios
+
+if CHROMIUM is None:
+    # Under CI the browser tests fail without a browser; elsewhere they say what to install.
+    if "CI" in os.environ:
+        pytest.fail("no Chromium here: apt install chromium", pytrace=False)
+    pytest.skip("no Chromium here: apt install chromium", allow_module_level=True)
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, sync_playwright
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = "02_version_bumps_from_views.ipynb"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PROVOKED = """
+from rawgrad.widgets import Knobs
+
+def draw(n):
+    if n == 2:
+        raise ValueError("two is <not> drawn")
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"><title>state {n}</title></svg>', str(n)
+
+Knobs(draw, {"n": [1, 2, 3]})
+"""
+
+
+class Lab:
+    """A server over a copy of the tree's tools and notebooks, started as `make lab` does, without a browser."""
+
+    def __init__(self, root: Path):
+        self.work = root / "work"
+        for folder in ("tools", "notebooks"):
+            shutil.copytree(ROOT / folder, root / folder)
+        environment = {
+            **os.environ,
+            "CI": "true",
+            "JUPYTER_CONFIG_DIR": str(root / "config"),
+            "JUPYTER_DATA_DIR": str(root / "data"),
+        }
+        environment["JUPYTERLAB_WORKSPACES_DIR"] = str(root / "workspaces")
+        self.log = (root / "log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(root / "tools" / "lab.py"), "--expose-app-in-browser"],
+            stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment,
+        )  # fmt: skip
+        self.first_line = self.process.stdout.readline()
+        self.address = re.search(r"http://127.0.0.1:\d+/lab/tree/([\w.]+)\?token=\w+", self.first_line)[0]
+
+    def url(self, notebook: str) -> str:
+        """A fresh workspace with one notebook in it."""
+        return re.sub(r"/lab/tree/[\w.]+\?", f"/lab/workspaces/auto-{time.time_ns()}/tree/{notebook}?reset&", self.address)
+
+    def stop(self) -> float:
+        """One Ctrl-C; how long it takes."""
+        start = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+        return time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    if lab.process.poll() is None:
+        lab.process.kill()
+        lab.process.wait()
+    lab.process.stdout.close()
+    lab.log.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+def open_notebook(browser, lab: Lab, name: str) -> Page:
+    """Open a notebook and wait until its kernel is idle. The page collects its own errors."""
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.errors = []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("console", lambda message: page.errors.append(message.text) if "model not found" in message.text else None)
+    page.goto(lab.url(name))
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    page.wait_for_function(
+        "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
+    )
+    return page
+
+
+def run_all(page: Page) -> None:
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.wait_for_function(
+        """() => { const cells = window.jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code');
+                   return cells.every(c => c.model.executionCount !== null); }""",
+        timeout=120_000,
+    )
+
+
+def cell(page: Page, id_: str):
+    """The cell of that id, scrolled into view (JupyterLab renders only what is near)."""
+    index = page.evaluate(
+        """async id => { const notebook = window.jupyterapp.shell.currentWidget.content;
+                   const index = notebook.widgets.findIndex(c => c.model.sharedModel.id === id);
+                   notebook.activeCellIndex = index; await notebook.scrollToItem(index, 'start'); return index; }""",
+        id_,
+    )
+    assert index >= 0, id_
+    found = page.locator(f".jp-Cell[data-windowed-list-index='{index}']")
+    found.scroll_into_view_if_needed()
+    return found
+
+
+def shows(page: Page, where, title: str) -> None:
+    """Wait until the live picture in `where` has this title."""
+    element = where.locator("svg title").first.element_handle(timeout=15_000)
+    page.wait_for_function("([root, title]) => root.querySelector('svg title')?.textContent === title",
+                           arg=[where.element_handle(), title], timeout=15_000)  # fmt: skip
+    assert element
+
+
+@pytest.fixture(scope="module")
+def page(browser, lab):
+    page = open_notebook(browser, lab, NOTEBOOK)
+    run_all(page)
+    return page
+
+
+def test_lab_prints_its_address_and_opens_a_copy_without_outputs(lab, browser):
+    assert lab.first_line.startswith("rawgrad: http://127.0.0.1:")
+    assert "stop with Ctrl-C" in lab.first_line
+    page = open_notebook(browser, lab, NOTEBOOK)
+    assert page.locator(".jp-OutputArea-output").count() == 0
+    assert page.locator("text=Would you like to get notified").count() == 0
+    page.close()
+
+
+def test_run_all_shows_every_output_and_no_error(page):
+    outputs = page.evaluate(
+        """() => window.jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code').map(c => [
+                 c.model.sharedModel.id, c.model.outputs.toJSON().map(o => o.output_type + ':' + (o.name ?? ''))])"""
+    )
+    assert len(outputs) > 30
+    for id_, kinds in outputs:
+        assert not any("error" in kind or "stderr" in kind for kind in kinds), id_
+    assert page.errors == []
+
+
+def next_option(page: Page) -> None:
+    """Take the next option of the dropdown that has the focus. (JupyterLab takes a bare arrow key for itself.)"""
+    for key in ("Space", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+
+
+def test_every_knob_of_free_play_answers_the_keyboard(page):
+    """Tab from knob to knob; every option of every knob, one key at a time; the picture says what the record says."""
+    play = cell(page, "free-play")
+    state = {"before": "nothing", "writer": "a kernel", "repair": "none", "hook": "none", "backwards": 0}
+    options = {"before": scenarios.BEFORE, "writer": scenarios.WRITERS, "repair": scenarios.REPAIRS, "hook": scenarios.HOOKS}
+
+    def picture() -> str:
+        return figures._title(scenarios.version_timeline(**state))
+
+    shows(page, play, picture())
+    seen = [picture()]
+    play.locator("select").first.focus()
+    next_option(page)
+    state["before"] = "view(64)"
+    shows(page, play, picture())
+    for _ in options:
+        page.keyboard.press("Tab")  # writer, repair, hook, the first of the buttons
+    for number in (1, 2, 3):
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        state["backwards"] = number
+        shows(page, play, picture())
+        seen.append(picture())
+    assert seen[-1].endswith("raises at backward 3.")
+    assert len(set(seen)) == 4
+    for index, (name, values) in enumerate(options.items()):
+        play.locator("select").nth(index).focus()
+        page.keyboard.press("Home")
+        for value in values:
+            state[name] = value
+            shows(page, play, picture())
+            if value != list(values)[-1]:
+                next_option(page)
+        page.keyboard.press("Home")
+        state[name] = next(iter(values))
+        shows(page, play, picture())
+    # Reset is the next stop behind the buttons
+    play.locator("button", has_text="3").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    state["backwards"] = 0
+    shows(page, play, picture())
+    assert page.errors == []
+
+
+def test_guided_widgets_answer_the_keyboard(page):
+    timeline = cell(page, "timeline-view")
+    buttons = timeline.locator("button")
+    buttons.first.focus()
+    for number in (1, 2, 3):
+        page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        shows(page, timeline, figures._title(scenarios.version_timeline("view(64)", backwards=number)))
+    path = cell(page, "path")
+    path.locator("button").first.focus()
+    for before in ("view(64)", "X[:]", "clone()"):
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        shows(page, path, re.search("<title>(.*?)</title>", figures.gradient_path(scenarios.gradient_path(before))[0])[1])
+    assert page.errors == []
+
+
+def test_an_answer_is_taken_by_keyboard_and_its_outcome_follows(page, lab):
+    asked = cell(page, "p1")
+    asked.locator("button").first.focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    cell(page, "p1-outcome").locator("text=It is A: 0. You predicted B: 1.").wait_for(timeout=15_000)
+    assert json.loads((lab.work / "answers.json").read_text())["02-P1"] == ["B", "B"]
+
+
+def test_the_outputs_are_accessible(page):
+    """axe-core on every output that holds a widget; nothing serious."""
+    for id_ in ("p1", "p1-outcome", "timeline-versions", "writers", "path", "free-play"):
+        cell(page, id_).locator(".jp-OutputArea-output .jupyter-widgets").first.wait_for(timeout=15_000)
+        found = Axe().run(page, context=".jp-Cell.jp-mod-active .jp-OutputArea")
+        serious = [v for v in found.response["violations"] if v["impact"] in ("serious", "critical")]
+        assert found.response["passes"], "axe looked at nothing"
+        assert serious == [], (id_, [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in serious])
+
+
+def test_an_error_in_a_redraw_shows_its_sentence(browser, lab):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PROVOKED, id="provoked")])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, lab.work / "provoked.ipynb")
+    page = open_notebook(browser, lab, "provoked.ipynb")
+    run_all(page)
+    where = cell(page, "provoked")
+    where.locator("button").first.focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    where.locator("[role=alert]", has_text="ValueError: two is <not> drawn").wait_for(timeout=15_000)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    shows(page, where, "state 3")
+    assert page.errors == []
+    page.close()
+    (lab.work / "provoked.ipynb").unlink()
+
+
+def test_tomorrow_the_copy_shows_pictures_and_the_kept_answer(page, browser, lab):
+    """Save, stop the kernel, open again in another window: pictures in place of widgets, and the answer at the next run."""
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    saved = lab.work / NOTEBOOK
+    for _ in range(100):
+        if "data:image/svg+xml" in saved.read_text():
+            break
+        time.sleep(0.1)
+    text = saved.read_text()
+    assert "widget-view" not in text
+    assert text.count("data:image/svg+xml") >= 8
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    tomorrow = open_notebook(browser, lab, NOTEBOOK)
+    image = cell(tomorrow, "free-play").locator("img[src^='data:image/svg']")
+    image.wait_for(timeout=15_000)
+    assert image.evaluate("i => i.naturalWidth") > 500
+    assert tomorrow.locator("text=model not found").count() == 0
+    run_all(tomorrow)
+    cell(tomorrow, "p1-outcome").locator("text=You predicted B: 1.").wait_for(timeout=15_000)
+    assert tomorrow.errors == []
+    tomorrow.close()
+
+
+def test_one_ctrl_c_stops_it(lab):
+    assert lab.stop() < 15
+    assert lab.process.returncode == 0

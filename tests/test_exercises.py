@@ -1,0 +1,279 @@
+"""Predictions are kept and never lost; verdicts rest on evidence, and the known wrong answers are refused."""
+
+import json
+
+import pytest
+import torch
+
+from rawgrad import exercises, runtime
+from rawgrad.exercises import check, outcome, predict
+from rawgrad.ops.square import square_backward
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_answers(monkeypatch):
+    monkeypatch.setattr(exercises, "_asked", {})
+    monkeypatch.setattr(exercises, "_shown", {})
+    monkeypatch.setattr(exercises, "_answers", {})
+    monkeypatch.delenv("RAWGRAD_ANSWERS", raising=False)
+
+
+@pytest.fixture
+def file(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAWGRAD_ANSWERS", str(tmp_path / "work" / "answers.json"))
+    return tmp_path / "work" / "answers.json"
+
+
+def press(prediction, letter):
+    prediction.children[1].value = letter
+
+
+# Predictions
+
+
+def test_an_unanswered_prediction_says_so():
+    assert predict("P", "What?", "0", "1").as_text() == "What?\n  A  0\n  B  1\nI predict: no answer yet"
+    assert outcome("P", 1).as_text() == "It is B: 1. You have not predicted; the buttons above still work."
+
+
+def test_an_outcome_follows_the_prediction():
+    asked, shown = predict("P", "What?", "0", "1"), outcome("P", 1)
+    press(asked, "A")
+    assert shown.as_text() == "It is B: 1. You predicted A: 0."
+    assert "You predicted A: 0." in shown.children[0].value
+    press(asked, "B")
+    assert "It is B: 1. You predicted B, too." in shown.children[0].value
+
+
+def test_a_prediction_that_is_asked_again_finds_its_answer_and_its_outcome():
+    press(predict("P", "What?", "0", "1"), "A")
+    shown = outcome("P", 1)
+    again = predict("P", "What?", "0", "1")
+    assert again.answer == "A"
+    press(again, "B")
+    assert "You predicted B, too" in shown.children[0].value
+
+
+def test_what_no_option_says_is_said():
+    predict("P", "What?", "0", "1")
+    assert outcome("P", "it raises").as_text().startswith("None of the answers: it raises.")
+
+
+def test_an_outcome_before_its_prediction_is_refused_in_one_sentence():
+    with pytest.raises(ValueError, match="no prediction 'P' was asked yet: run its cell first; asked are none"):
+        outcome("P", 1)
+
+
+def test_markup_in_a_question_is_text():
+    assert "<b>a &lt; b</b>" in predict("P", "a < b", "0", "1").as_html()
+
+
+def test_first_and_last_answers_are_kept_in_the_learners_file(file):
+    asked = predict("P", "What?", "0", "1", "2")
+    for letter in "ABC":
+        press(asked, letter)
+    press(predict("Q", "What?", "0", "1"), "A")
+    assert json.loads(file.read_text()) == {"P": ["A", "C"], "Q": ["A", "A"]}
+
+
+def test_a_new_session_finds_the_answers(file):
+    press(predict("P", "What?", "0", "1"), "B")
+    exercises._answers.clear()
+    assert predict("P", "What?", "0", "1").answer == "B"
+    press(predict("Q", "What?", "0", "1"), "A")
+    assert json.loads(file.read_text()) == {"P": ["B", "B"], "Q": ["A", "A"]}
+
+
+def test_a_file_that_cannot_be_read_is_put_aside_and_nothing_is_lost(file):
+    file.parent.mkdir()
+    file.write_text('{"P": ["A"')
+    press(predict("P", "What?", "0", "1"), "B")
+    assert json.loads(file.read_text()) == {"P": ["B", "B"]}
+    assert file.with_suffix(".unreadable").read_text() == '{"P": ["A"'
+
+
+def test_an_answer_that_is_no_longer_an_option_is_not_shown(file):
+    press(predict("P", "What?", "0", "1", "2"), "C")
+    assert predict("P", "What?", "0", "1").answer is None
+
+
+def test_without_a_file_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    press(predict("P", "What?", "0", "1"), "A")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_needs_options():
+    with pytest.raises(ValueError, match="two to eight options, got 1"):
+        predict("P", "What?", "0")
+
+
+# Exercises
+
+
+def over_saved(ctx, dy):
+    (x,) = ctx.saved_tensors
+    square_backward(x, dy, x)
+    return x
+
+
+def announced(ctx, dy):
+    x = over_saved(ctx, dy)
+    torch.autograd.graph.increment_version(x)
+    return x
+
+
+def announced_first(ctx, dy):
+    (x,) = ctx.saved_tensors
+    torch.autograd.graph.increment_version(x)
+    square_backward(x, dy, x)
+    return x
+
+
+def one_shot(ctx, dy):
+    if getattr(ctx, "used", False):
+        raise RuntimeError("only once")
+    ctx.used = True
+    return over_saved(ctx, dy)
+
+
+def new_memory(ctx, dy):
+    (x,) = ctx.saved_tensors
+    dx = torch.empty_like(x)
+    square_backward(x, dy, dx)
+    return dx
+
+
+def always_raises(ctx, dy):
+    raise RuntimeError("never")
+
+
+def gradient_zero(ctx, dy):
+    return announced(ctx, dy) * 0
+
+
+@pytest.mark.parametrize("answer", [announced, announced_first, one_shot], ids=lambda f: f.__name__)
+def test_loud_answers_pass(answer):
+    verdict = check("02.1 loud", answer)
+    assert verdict.passed
+    assert "the second backward raises (straight and through a view)" in repr(verdict)
+
+
+def test_an_answer_that_is_right_already_passes_as_loud():
+    assert check("02.1 loud", new_memory).passed
+
+
+@pytest.mark.parametrize(
+    ("answer", "evidence"),
+    [
+        (over_saved, "straight, the second backward is silent and wrong: of X.grad, its first element is 6 where 4 is right"),
+        (always_raises, "straight, the first backward raises already"),
+        (gradient_zero, "straight, the first gradient is not right: its first element is 0 where 2 is right"),
+        (lambda ctx, dy: over_saved(ctx, dy).clone(), "the second backward is silent and wrong"),
+        (lambda ctx, dy: None, "there is no gradient"),
+        (lambda ctx, dy: over_saved(ctx, dy)[0], "your code raised RuntimeError|the first backward raises already"),
+        (lambda ctx, dy: 1 / 0, "your code raised ZeroDivisionError: division by zero"),
+    ],
+    ids=["as_given", "always_raises", "wrong_first", "clones_the_result", "returns_nothing", "wrong_shape", "mistake"],
+)
+def test_wrong_loud_answers_are_refused(answer, evidence):
+    import re
+
+    verdict = check("02.1 loud", answer)
+    assert not verdict.passed
+    assert re.search(evidence, repr(verdict))
+    assert repr(verdict).startswith("not yet, 02.1 loud: ")
+
+
+def function(forward, backward):
+    return type("Answer", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+
+def saves_x(ctx, x):
+    ctx.save_for_backward(x)
+    return x * x
+
+
+def saves_a_clone(ctx, x):
+    ctx.save_for_backward(x.clone())
+    return x * x
+
+
+def clones_first(ctx, dy):
+    (x,) = ctx.saved_tensors
+    x = x.clone()
+    square_backward(x, dy, x)
+    return x
+
+
+workspace = torch.empty(0)
+
+
+def keeps_a_workspace(ctx, dy):
+    global workspace
+    (x,) = ctx.saved_tensors
+    if workspace.numel() != x.numel():
+        workspace = torch.empty(x.numel(), device=x.device)
+    square_backward(x, dy, workspace.view(x.shape))
+    return workspace.view(x.shape)
+
+
+def doubles_dy(ctx, dy):
+    (x,) = ctx.saved_tensors
+    square_backward(torch.ones_like(dy), dy, dy)
+    return x * dy
+
+
+@pytest.mark.parametrize(
+    ("answer", "extra"),
+    [
+        (function(saves_x, new_memory), "keeps +0 N until backward beside x"),
+        (function(saves_x, clones_first), "keeps +0 N until backward beside x"),
+        (function(saves_a_clone, new_memory), "keeps +1 N until backward beside x, which x itself could serve as"),
+    ],
+    ids=["new_memory", "clone_in_backward", "clone_in_forward"],
+)
+def test_right_answers_pass_and_are_told_what_they_keep(answer, extra):
+    verdict = check("02.2 right", answer)
+    assert verdict.passed
+    assert verdict.evidence.endswith(extra)
+
+
+@pytest.mark.parametrize(
+    ("answer", "evidence"),
+    [
+        (function(saves_x, over_saved), "straight, backward 1 changes X: its first element is 2, was 1"),
+        (function(saves_x, announced), "straight, backward 1 changes X"),
+        (
+            function(saves_a_clone, over_saved),
+            "straight, after backward 2 X.grad is not right: its first element is 6 where 4 is right",
+        ),
+        (function(saves_x, doubles_dy), "backward 1 changes dy, which is the caller's"),
+        (function(saves_x, keeps_a_workspace), "X.grad is not right|they share memory"),
+        (function(saves_x, lambda ctx, dy: new_memory(ctx, dy) + 1), "X.grad is not right"),
+        (42, "your code raised AttributeError"),
+    ],
+    ids=["as_given", "announced", "clone_then_write", "doubles_dy", "workspace", "wrong", "no_function"],
+)
+def test_wrong_right_answers_are_refused(answer, evidence):
+    import re
+
+    verdict = check("02.2 right", answer)
+    assert not verdict.passed
+    assert re.search(evidence, verdict.evidence), verdict.evidence
+
+
+def test_a_stub_that_waits_is_not_an_error():
+    def stub(ctx, dy):
+        raise NotImplementedError
+
+    assert check("02.1 loud", stub).evidence == "waiting for your code"
+
+
+def test_an_exercise_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="there is no exercise '02.9'; there are '02.1 loud', '02.2 right'"):
+        check("02.9", None)
+
+
+def test_answers_file_is_named_by_the_environment_only(file):
+    assert runtime.answers_file() == file

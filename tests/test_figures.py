@@ -1,0 +1,122 @@
+"""Pictures say what the records say, alone and on any page."""
+
+import functools
+import re
+import xml.etree.ElementTree as ET
+from itertools import product
+
+import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
+
+from rawgrad import figures, scenarios
+
+SVG = "{http://www.w3.org/2000/svg}"
+RUNS = [
+    scenarios.version_timeline(before, writer, repair, hook, backwards)
+    for before, writer, repair, hook, backwards in [
+        ("nothing", "a kernel", "none", "none", 0),
+        ("nothing", "a kernel", "none", "none", 3),
+        ("view(64)", "a kernel", "none", "none", 3),
+        ("view(2, 4, 8).view(8, 8)", "the CUDA kernel", "declare with custom_op", "prints the gradient", 3),
+        ("nothing", "torch in place", "none", "none", 2),
+        ("clone()", "a kernel", "none", "keeps the gradient", 3),
+    ]
+]
+TIMELINES = [figures.version_timeline(run, lanes) for run in RUNS for lanes in (("versions",), ("values",), figures.LANES)]
+PATHS = [figures.gradient_path(scenarios.gradient_path(before)) for before in scenarios.BEFORE]
+
+
+def words(svg: str) -> list[str]:
+    return [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("svg", [svg for svg, _ in TIMELINES + PATHS])
+def test_every_picture_can_stand_alone(svg):
+    root = ET.fromstring(svg)
+    width, height = (float(root.get(side)) for side in ("width", "height"))
+    assert root.find(f"{SVG}title").text
+    assert root.get("role") == "img"
+    assert "sans-serif" in root.get("font-family")
+    assert float(root.get("font-size")) >= 18
+    ground = root.find(f"{SVG}rect")
+    assert (ground.get("fill"), float(ground.get("width")), float(ground.get("height"))) == ("#FFFFFF", width, height)
+    assert "id=" not in svg, "ids of two pictures on one page can meet"
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+
+@functools.cache
+def width_of(text: str, bold: bool) -> float:
+    """Pixels that `text` takes at 18 px in the font that pictures ask for first, which matplotlib ships."""
+    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=18)
+    return TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
+
+
+@pytest.mark.parametrize("svg", [svg for svg, _ in TIMELINES + PATHS])
+def test_nothing_is_clipped_and_no_letters_leave_their_box(svg):
+    root = ET.fromstring(svg)
+    width, height = (float(root.get(side)) for side in ("width", "height"))
+    boxes = []
+    for box in list(root.iter(f"{SVG}rect"))[2:]:
+        x, y, w, h = (float(box.get(k)) for k in ("x", "y", "width", "height"))
+        assert x >= 0
+        assert y >= 0
+        assert x + w <= width
+        assert y + h <= height
+        boxes.append((x, y, w, h))
+    for text in root.iter(f"{SVG}text"):
+        x, y = float(text.get("x")), float(text.get("y"))
+        wide = width_of(text.text, bold=text.get("font-weight") is not None)
+        left = x - wide / 2 if text.get("text-anchor") == "middle" else x
+        assert left >= 0, text.text
+        assert left + wide <= width, text.text
+        assert 18 <= y <= height - 4, text.text
+        around = [b for b in boxes if b[0] <= x <= b[0] + b[2] and b[1] <= y <= b[1] + b[3]]
+        for bx, _, bw, _ in around:
+            assert left >= bx, text.text
+            assert left + wide <= bx + bw, text.text
+
+
+def test_the_timeline_shows_every_number_of_its_record():
+    for run, lanes in product(RUNS, [figures.LANES]):
+        svg, table = figures.version_timeline(run, lanes)
+        drawn = words(svg)
+        for number, backward in enumerate(run.backwards, 1):
+            assert f"backward {number}" in table
+            assert (f"{backward.x:g}, was 1" if backward.x != 1 else "1") in drawn
+            right = backward.grad == backward.right_grad
+            if not backward.raised:
+                assert (f"{backward.grad:g}, right" if right else f"{backward.grad:g}, right: {backward.right_grad:g}") in drawn
+        assert drawn.count("raises") == drawn.count("≠") == sum(b.raised for b in run.backwards)
+        assert drawn.count("=") == sum(not b.raised for b in run.backwards) + 1  # and once in the legend
+        wrong = sum((b.x != 1) + (b.grad != b.right_grad and not b.raised) for b in run.backwards)
+        uncounted = sum(b.write == "not counted" for b in run.backwards)
+        assert svg.count('class="hatch"') == wrong + uncounted + 1  # and once in the legend
+        assert run.verdict in svg
+        assert run.verdict in table
+
+
+def test_lanes_are_drawn_in_the_order_that_is_asked_for():
+    run = RUNS[1]
+    assert "X.grad lies in" not in words(figures.version_timeline(run, ("versions", "values"))[0])
+    drawn = words(figures.version_timeline(run, ("memory", "versions"))[0])
+    assert drawn.index("X.grad lies in") < drawn.index("version of saved x")
+
+
+def test_the_path_shows_whose_memory_it_is():
+    svg, table = figures.gradient_path(scenarios.gradient_path("view(64)"))
+    assert "takes it over" in words(svg)
+    assert [line.split()[-1] for line in table.splitlines() if line.startswith("X.grad")] == ["A"]
+    svg, table = figures.gradient_path(scenarios.gradient_path("nothing"))
+    assert {"copies it", "X itself"} <= set(words(svg))
+
+
+def test_no_colour_stands_alone():
+    """Every filled mark holds, or lies beside, a word, a letter or a hatch: no colour but these is used at all."""
+    for svg, _ in TIMELINES + PATHS:
+        fills = set(re.findall(r'fill="([^"]+)"', svg))
+        assert fills <= {"#FFFFFF", "#000", "none", "#E69F00", "#56B4E9", "#EEEEEE"}
+
+
+def test_a_table_lines_up():
+    assert figures.table([["", "a"], ["long name", "1"]]) == "           a\nlong name  1"

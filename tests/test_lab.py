@@ -1,0 +1,66 @@
+"""A learner's copies: never overwritten, without outputs, archived on reset."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import lab  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(lab, "WORK", tmp_path / "work")
+    monkeypatch.setattr(lab, "ROOT", tmp_path)
+
+
+def test_copies_have_no_outputs():
+    copies = lab.copy_missing()
+    assert [path.name for path in copies] == [path.name for path in sorted(lab.NOTEBOOKS.glob("*.ipynb"))]
+    for path in copies:
+        cells = json.loads(path.read_text())["cells"]
+        assert len(cells) == len(json.loads((lab.NOTEBOOKS / path.name).read_text())["cells"])
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+def test_a_copy_is_never_overwritten():
+    first = lab.copy_missing()[0]
+    first.write_text("mine")
+    lab.copy_missing()
+    assert first.read_text() == "mine"
+
+
+def test_reset_archives_the_copy_and_takes_a_fresh_one():
+    copied = next(path for path in lab.copy_missing() if path.name.startswith("02"))
+    copied.write_text("mine")
+    said = lab.reset("02")
+    (archived,) = (lab.WORK / "archive").iterdir()
+    assert archived.read_text() == "mine"
+    assert str(archived.relative_to(lab.ROOT)) in said
+    assert json.loads(copied.read_text())["cells"]
+
+
+@pytest.mark.parametrize("number", ["", "9", "0x"])
+def test_reset_of_no_notebook_says_which_there_are(number):
+    with pytest.raises(SystemExit, match="say which notebook: make reset NB=..., one of .*02"):
+        lab.reset(number)
+
+
+def test_a_saved_copy_keeps_its_pictures_and_drops_its_views():
+    output = {"data": {lab.VIEW: {"model_id": "x"}, "text/html": "<img>", "text/plain": "t"}}
+    model = {"type": "notebook", "content": {"cells": [{"cell_type": "code", "outputs": [output]}, {"cell_type": "markdown"}]}}
+    lab.drop_views(model, path="x", contents_manager=None)
+    assert output["data"] == {"text/html": "<img>", "text/plain": "t"}
+    lab.drop_views({"type": "file", "content": "text"})
+
+
+def test_a_port_that_is_taken_is_passed_over():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert lab.free_port(port) > port

@@ -1,0 +1,152 @@
+"""Notebooks: as given every exercise waits, solved every one passes; what is committed is normalised and in house style.
+
+nbval, in the same pytest run, executes each notebook as given and compares every output with the committed one.
+"""
+
+import ast
+import copy
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import notebooks as tool  # noqa: E402
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_LINES = 15  # of a code cell that the reader sees
+TAGS = {"setup", "exercise", "check", "solution", "gpu", "nbval-ignore-output"}
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+
+
+def tags(cell) -> set[str]:
+    return set(cell.metadata.get("tags", ()))
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def solve(notebook) -> int:
+    """Put each folded solution where its stub stands; how many there are."""
+    by_id, stubs = {cell.id: cell for cell in notebook.cells}, 0
+    for cell in notebook.cells:
+        if "exercise" not in tags(cell):
+            continue
+        text = by_id[cell.id.replace("-stub", "-solution")].source
+        (solution,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        assert signature(solution) == signature(cell.source), f"{cell.id}: the solution defines something else"
+        assert ast.dump(ast.parse(solution)) != ast.dump(ast.parse(cell.source)), f"{cell.id}: the stub is the solution"
+        cell.source, stubs = solution, stubs + 1
+    return stubs
+
+
+def signature(source: str) -> list[str]:
+    """Names, arguments and bases of what `source` defines."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            found.append(f"{node.name}({ast.unparse(node.args)})")
+        elif isinstance(node, ast.ClassDef):
+            found.append(f"{node.name}({', '.join(map(ast.unparse, node.bases))})")
+    return found
+
+
+def verdicts(notebook) -> list[str]:
+    return [cell.outputs[0].data["text/plain"].partition(",")[0] for cell in notebook.cells if "check" in tags(cell)]
+
+
+@each_notebook
+def test_as_given_every_exercise_waits(path):
+    notebook = read(path)  # nbval runs it, and its committed outputs are these
+    stubs = sum("exercise" in tags(cell) for cell in notebook.cells)
+    assert verdicts(notebook) == ["not yet"] * stubs
+
+
+@each_notebook
+def test_solved_every_exercise_passes(path, monkeypatch):
+    monkeypatch.delenv("RAWGRAD_ANSWERS", raising=False)
+    notebook = read(path)
+    stubs = solve(notebook)
+    assert stubs > 0
+    tool.execute(notebook)
+    assert verdicts(notebook) == ["passed"] * stubs
+
+
+@each_notebook
+def test_what_is_committed_is_normalised(path):
+    text = path.read_text()
+    notebook = read(path)
+    assert text == tool.text(notebook)
+    again = copy.deepcopy(notebook)
+    tool.normalise(again)
+    assert tool.text(again) == text
+    assert "widget-view" not in text
+    assert notebook.metadata.accelerator == "GPU"
+    assert all(
+        cell.outputs or "exercise" in tags(cell) or cell.id.endswith("-subject")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    )
+
+
+def test_normalising_refuses_what_differs_from_run_to_run():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
+    cell = notebook.cells[0]
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text) for text in ("a", "b")]
+    cell.outputs.append(nbformat.v4.new_output("display_data", {tool.VIEW: {"model_id": "x"}, "text/plain": "p"}))
+    tool.normalise(notebook)
+    assert [output.get("text") for output in cell.outputs] == ["ab", None]
+    assert list(cell.outputs[1].data) == ["text/plain"]
+    cell.outputs = [nbformat.v4.new_output("stream", name="stderr", text="/tmp/1234: warning")]
+    with pytest.raises(ValueError, match="wrote to stderr: /tmp/1234: warning"):
+        tool.normalise(notebook)
+
+
+@each_notebook
+def test_house_style(path):
+    assert re.fullmatch(r"\d\d_[a-z_]+\.ipynb", path.name)
+    notebook = read(path)
+    assert notebook.cells[0].source.startswith(f"# {path.name[:2]} "), "the first cell is the title"
+    assert re.search(r"\*\*\d+ minutes", notebook.cells[0].source)
+    assert "setup" in tags(next(cell for cell in notebook.cells if cell.cell_type == "code"))
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    for cell in notebook.cells:
+        assert re.fullmatch(r"[a-z0-9-]+", cell.id), f"{cell.id} is no name"
+        assert tags(cell) <= TAGS, f"{cell.id}: unknown tag {tags(cell) - TAGS}"
+        if cell.cell_type == "code":
+            lines = len(cell.source.splitlines())
+            assert lines <= MAX_LINES or "setup" in tags(cell), f"{cell.id}: {lines} lines, move code to src/"
+            assert max(map(len, cell.source.splitlines())) <= 128, cell.id
+        else:
+            assert not re.search(r"\b(simply|just|obviously|easy|easily)\b|!(?!\[)|base64", cell.source), cell.id
+
+
+@each_notebook
+def test_every_prediction_comes_before_its_outcome(path):
+    """Asked in a cell of its own, judged later, and never in the next cell, where Run All would answer it at once."""
+    asked, judged = {}, {}
+    for number, cell in enumerate(c for c in read(path).cells if c.cell_type == "code"):
+        for name in re.findall(r'\bpredict\(\s*"([^"]+)"', cell.source):
+            asked[name] = number
+            assert name.startswith(path.name[:2] + "-P")
+        for name in re.findall(r'\boutcome\(\s*"([^"]+)"', cell.source):
+            judged[name] = number
+            assert "It is " in cell.outputs[0].data["text/plain"], "no option says what happened"
+    assert asked.keys() == judged.keys()
+    assert all(judged[name] > asked[name] for name in asked)
+
+
+@each_notebook
+def test_no_output_holds_what_differs_from_machine_to_machine(path):
+    for cell in read(path).cells:
+        if cell.cell_type == "code" and "nbval-ignore-output" not in tags(cell):
+            said = "".join(
+                output.get("text", "") + str(output.get("data", {}).get("text/plain", "")) for output in cell.outputs
+            )
+            assert not re.search(r"0x[0-9a-f]{6}|cuda:\d|device=|\b\d{12,}\b|Traceback", said), cell.id

@@ -1,0 +1,274 @@
+"""The public experiment and its variations, to the letter (facts, F5 to F10 and F18), by every writer."""
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+
+from rawgrad import probes, runtime, scenarios, specimens
+from rawgrad.scenarios import gradient_path, version_timeline
+
+KERNELS = ["the Triton kernel", "the CUDA kernel"]
+TWO_VIEWS = "view(2, 4, 8).view(8, 8)"
+
+SILENT = {
+    "x": [2, 4, 8],
+    "grad": [2, 6, 14],
+    "version": [0, 0, 0],
+    "verdict": "silent and wrong",
+    "stolen": False,
+    "saved": [2, 4, 8],
+}
+STOLEN = {
+    "x": [2, 8, 8],
+    "grad": [2, 8, 8],
+    "version": [0, 1, 1],
+    "verdict": "raises at backward 3",
+    "stolen": True,
+    "saved": [2, 8, 8],
+}
+CLONED = {**SILENT, "x": [1, 1, 1]}
+
+# F7: what stands before the Function, and what three backwards by a kernel then do
+F7 = {
+    **dict.fromkeys(
+        ["view(64)", TWO_VIEWS, "view_as(X)", "reshape(64)", "flatten()", "t()", "permute(1, 0)", "unsqueeze(0)", "squeeze(1)"],
+        STOLEN,
+    ),
+    **dict.fromkeys(["nothing", "contiguous()", "X[...]", "flatten(1)", "squeeze()", "expand(8, 8)"], SILENT),
+    **dict.fromkeys(["X[:]", "narrow(0, 0, 8)", "select(0, 0)"], SILENT),
+    **dict.fromkeys(["clone()", "X * 1"], CLONED),
+}
+
+
+def seen(run):
+    return {
+        "x": [b.x for b in run.backwards],
+        "grad": [b.grad for b in run.backwards],
+        "version": [b.x_version for b in run.backwards],
+        "verdict": run.verdict,
+        "stolen": run.backwards[0].grad_is_x,
+        "saved": [b.saved for b in run.backwards],
+    }
+
+
+def test_f7_names_every_knob():
+    assert F7.keys() == scenarios.BEFORE.keys()
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("before", F7)
+def test_f5_and_f7_what_stands_before_decides_whether_the_fault_is_loud(before, writer):
+    run = version_timeline(before, writer)
+    assert seen(run) == F7[before]
+    assert run.x_intact == (F7[before] is CLONED)
+    assert [b.write for b in run.backwards] == ["not counted"] * 2 + ["none" if run.backwards[2].raised else "not counted"]
+
+
+@pytest.mark.parametrize("before", ["nothing", TWO_VIEWS])
+def test_f5_torch_in_place_raises_at_the_second_backward(before):
+    run = version_timeline(before, "torch in place")
+    assert run.verdict == "raises at backward 2"
+    assert [(b.x_version, b.x, b.grad, b.write) for b in run.backwards] == [(1, 2, 2, "counted"), (1, 2, 2, "none")]
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+def test_f5_the_error_compares_the_version_at_save_with_a_later_one(writer):
+    run = version_timeline(TWO_VIEWS, writer)
+    assert [(b.version_at_save, b.version_found) for b in run.backwards] == [(0, 0), (0, 0), (0, 1)]
+    assert [b.raised for b in run.backwards] == [False, False, True]
+    assert [(b.version_written, b.version_left) for b in run.backwards] == [(0, 0), (0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+def test_f6_a_view_makes_accumulate_grad_steal(writer):
+    straight, view, sliced = (gradient_path(before, writer) for before in ("nothing", "view(64)", "X[:]"))
+    assert [(s.node, s.storage, s.is_x) for s in straight.stops] == [("dy", "B", False), ("f", "A", True)]
+    assert (straight.grad.storage, straight.taken_over) == ("C", False)
+    assert [(s.node, s.storage, s.is_x) for s in view.stops] == [("dy", "B", False), ("f", "A", False), ("View", "A", False)]
+    assert (view.grad.storage, view.taken_over) == ("A", True)
+    assert [s.storage for s in sliced.stops] == ["B", "A", "C"]
+    assert (sliced.grad.storage, sliced.taken_over) == ("C", True)
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+def test_f7_a_hook_that_keeps_makes_it_silent_and_one_that_prints_does_not(writer):
+    assert seen(version_timeline("view(64)", writer, hook="keeps the gradient")) == SILENT
+    assert seen(version_timeline("view(64)", writer, hook="prints the gradient")) == STOLEN
+
+
+F9 = {  # repair: straight, through one view, X intact
+    "none": ("silent and wrong", "raises at backward 3", False),
+    "increment_version": ("raises at backward 2", "raises at backward 2", False),
+    "clone the result": ("silent and wrong", "silent and wrong", False),
+    "return detach()": ("raises at backward 3", "raises at backward 3", False),
+    "declare with custom_op": ("raises at backward 2", "raises at backward 2", False),
+    "new memory": ("silent and right", "silent and right", True),
+}
+
+
+def test_f9_names_every_knob():
+    assert F9.keys() == scenarios.REPAIRS.keys()
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("repair", F9)
+def test_f9_repairs(repair, writer):
+    straight, view, intact = F9[repair]
+    for before, verdict in (("nothing", straight), ("view(64)", view)):
+        run = version_timeline(before, writer, repair)
+        assert (run.verdict, run.x_intact) == (verdict, intact)
+        assert run.backwards[0].grad == 2, "the first gradient is right under every repair"
+    if intact:
+        assert [b.grad for b in run.backwards] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize("before", [lambda w: w, lambda w: w.view(2, 2)], ids=["straight", "view"])
+def test_f8_plain_sgd_is_silently_wrong(before, writer, device):
+    def train(function):
+        w = torch.ones(4, device=device, requires_grad=True)
+        optimizer, steps = torch.optim.SGD([w], lr=0.1), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            function.apply(before(w), writer).sum().backward()
+            optimizer.step()
+            steps.append(round(w[0].item(), 2))
+        return steps
+
+    assert train(specimens.GradientInSaved) == [1.8, 3.24, 5.83]
+    assert train(specimens.GradientInNewMemory) == [0.8, 0.64, 0.51]
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_f8_zero_grad_clears_the_weights(writer, device):
+    w = torch.ones(4, device=device, requires_grad=True)
+    specimens.GradientInSaved.apply(w.view(2, 2), writer).sum().backward()
+    assert probes.overlap(w, w.grad)
+    torch.optim.SGD([w], lr=0.1).zero_grad(set_to_none=False)
+    assert w.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_f8_a_leaf_saved_detached_shares_memory_with_its_gradient(writer, device):
+    class SavesDetached(specimens.GradientInSaved):
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            x, ctx.writer = inputs
+            ctx.save_for_backward(x.detach())
+
+    x = torch.ones(4, device=device, requires_grad=True)
+    SavesDetached.apply(x, writer).sum().backward()
+    assert probes.overlap(x, x.grad)
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_f10_a_kernels_write_is_not_counted(writer, device):
+    x = torch.ones(4, device=device)
+    before = probes.look(x)
+    specimens.multiply_into_saved(x, torch.ones_like(x), writer)
+    assert x.tolist() == [2, 2, 2, 2]
+    assert probes.written_unseen(before, probes.look(x))
+
+
+@pytest.mark.parametrize(("writer", "version"), [("triton", 0), ("cuda", 0), ("torch", 1)])
+def test_q2s_second_fault_the_callers_gradient_is_doubled(writer, version, device):
+    x = torch.full((4,), 3.0, device=device, requires_grad=True)
+    ones = torch.ones(4, device=device)
+    specimens.DoublesUpstream.apply(x, writer).backward(ones)
+    assert x.grad.tolist() == [6, 6, 6, 6]
+    assert (ones.tolist(), ones._version) == ([2, 2, 2, 2], version)
+
+
+def test_q2s_second_fault_raises_at_once_through_stride_0(device):
+    x = torch.ones(4, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        specimens.DoublesUpstream.apply(x, "torch").sum().backward()
+
+
+VIEWS = {
+    "view": (lambda p: p.view(6), True),
+    "reshape": (lambda p: p.reshape(6), True),
+    "flatten": (lambda p: p.flatten(), True),
+    "unsqueeze": (lambda p: p.unsqueeze(0), True),
+    "squeeze": (lambda p: p.squeeze(1), True),
+    "t": (lambda p: p.t(), False),
+    "nothing": (lambda p: p, False),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_f18_stock_torch_lets_two_parameters_share_one_gradient(view, device):
+    make, shared = VIEWS[view]
+    shape = (2, 1, 3) if view == "squeeze" else (2, 3)
+    a, b = (torch.zeros(shape, device=device, requires_grad=True) for _ in range(2))
+    weights = torch.arange(1.0, 7.0, device=device).view(make(a).shape)
+    for _ in range(2):
+        ((make(a) + make(b)) * weights).sum().backward()
+    assert probes.overlap(a.grad, b.grad) == shared
+    right = [2, 4, 6] if view != "t" else [2, 6, 10]
+    for parameter in (a, b):
+        assert parameter.grad.flatten()[:3].tolist() == ([3, 6, 9] if shared else right)
+
+
+@pytest.mark.skipif(runtime.DEVICE == "cuda", reason="needs a machine without a GPU: one fused kernel clips there")
+def test_f18_clipping_scales_shared_memory_twice():
+    a, b = (torch.zeros(2, 4, requires_grad=True) for _ in range(2))
+    ((a.view(8) + b.view(8)) * torch.arange(1.0, 9.0)).sum().backward()
+    torch.nn.utils.clip_grad_norm_([a, b], 1.0)
+    norm = torch.cat([a.grad.flatten(), b.grad.flatten()]).norm().item()
+    assert norm < 0.06, "clipped to 1, and then once more"
+
+
+def test_f18_learned_embeddings_in_a_module(device):
+    def train(share):
+        torch.manual_seed(0)
+        position, kind = (torch.nn.Parameter(torch.randn(3, 4, device=device)) for _ in range(2))
+        for batch in range(2):
+            torch.manual_seed(batch)
+            x = torch.randn(1, 3, 4, device=device)
+            total = position.unsqueeze(0) + kind.unsqueeze(0) if share else (position + kind)[None]
+            ((total + x) ** 2).mean().backward()
+        return position.grad
+
+    shared, right = train(True), train(False)
+    assert (shared - right).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("before", ["nothing", "view(64)", "t()", "X[:]", "clone()"])
+def test_looking_changes_nothing(before, device):
+    """The same backwards without the scenario's hooks on the node."""
+    x = torch.arange(1.0, 65.0).view(8, 8).to(device).requires_grad_()
+    y = specimens.GradientInSaved.apply(scenarios.BEFORE[before](x), runtime.backends()[0])
+    alone = []
+    for _ in range(3):
+        with contextlib.suppress(RuntimeError):
+            y.backward(torch.ones_like(y), retain_graph=True)
+        alone.append((x.detach()[0, 0].item(), x.grad[0, 0].item(), x._version, x.grad.data_ptr() == x.data_ptr()))
+    assert alone == [(b.x, b.grad, b.x_version, b.grad_is_x) for b in version_timeline(before).backwards]
+
+
+@pytest.mark.parametrize("backwards", [0, 1, 2, 3])
+def test_a_shorter_run_is_the_beginning_of_a_longer_one(backwards):
+    run, longest = version_timeline("view(64)", backwards=backwards), version_timeline("view(64)")
+    assert run.backwards == longest.backwards[:backwards]
+    assert run.verdict == ["nothing has run yet", "silent and wrong", "silent and wrong", "raises at backward 3"][backwards]
+
+
+def test_a_kernel_is_the_first_that_runs_here():
+    ours, first = version_timeline("view(64)"), version_timeline("view(64)", KERNELS[runtime.backends()[0] == "cuda"])
+    assert dataclasses.replace(ours, writer="") == dataclasses.replace(first, writer="")
+
+
+def test_a_machine_without_any_kernel_says_so_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(runtime, "problem", lambda backend, device="cpu": None if backend == "torch" else f"no {backend}")
+    with pytest.raises(RuntimeError, match="no kernel runs here: no triton; no cuda"):
+        version_timeline()
+    assert version_timeline(writer="torch in place").verdict == "raises at backward 2"
+
+
+def test_an_error_of_another_kind_is_not_taken_for_autograds_refusal(monkeypatch):
+    monkeypatch.setattr(specimens, "multiply_into_saved", lambda x, dy, writer: (_ for _ in ()).throw(RuntimeError("broken")))
+    with pytest.raises(RuntimeError, match="broken"):
+        version_timeline()
