@@ -94,6 +94,10 @@ def test_what_is_committed_is_normalised(path):
     )
 
 
+def test_the_readmes_picture_is_what_a_run_draws():
+    assert tool.README_PICTURE.read_text() == tool.readme_picture()
+
+
 def test_normalising_refuses_what_differs_from_run_to_run():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
     cell = notebook.cells[0]

@@ -1,4 +1,7 @@
-"""`make notebooks`: execute the notebooks and write them back normalised, so that two runs are equal byte for byte."""
+"""`make notebooks`: execute the notebooks and write them back normalised, so that two runs are equal byte for byte.
+
+It also draws the README's picture.
+"""
 
 import os
 import sys
@@ -7,7 +10,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS, README_PICTURE = ROOT / "notebooks", ROOT / "docs" / "timeline.svg"
 VIEW = "application/vnd.jupyter.widget-view+json"
 METADATA = {
     "accelerator": "GPU",  # what Colab gives
@@ -60,7 +64,15 @@ def text(notebook) -> str:
     return nbformat.writes(notebook, version=4) + "\n"
 
 
+def readme_picture() -> str:
+    """The timeline of the README, from a run."""
+    from rawgrad import figures, scenarios
+
+    return figures.version_timeline(scenarios.version_timeline("view(64)"))[0] + "\n"
+
+
 if __name__ == "__main__":
+    README_PICTURE.write_text(readme_picture())
     for path in sorted(NOTEBOOKS.glob(f"{''.join(sys.argv[1:])}*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         execute(notebook)
