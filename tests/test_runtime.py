@@ -1,5 +1,6 @@
 """What lacks is said in one sentence, and everything else goes on working."""
 
+import os
 import subprocess
 import sys
 
@@ -9,20 +10,11 @@ import torch
 import rawgrad
 from rawgrad import runtime
 
-NO_TRITON = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "triton":
-            raise ImportError("no triton here")
-sys.meta_path.insert(0, Missing())
-"""
+NO_TRITON = 'import sys; sys.modules["triton"] = None\n'  # as good as uninstalled, for import and for find_spec
 
 
 def run(code: str, **environment: str) -> str:
     """Output of `code` in a fresh Python; its environment is this one's, less the interpreter switch."""
-    import os
-
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -77,6 +69,7 @@ class TestInterpreterSwitch:
 
 def test_numpy_too_new_for_this_triton_is_said(monkeypatch):
     monkeypatch.setattr(runtime, "INTERPRETED", True)
+    monkeypatch.setattr(runtime.tl, "sum", None)  # its library interpreted, too
     monkeypatch.setattr(runtime.np, "__version__", "2.4.1")
     monkeypatch.setattr(runtime.triton, "__version__", "3.6.0")
     assert "the interpreter of Triton 3.6.0 does not work with numpy 2.4.1: install numpy<2.4, or triton>=3.7" in str(
