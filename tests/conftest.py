@@ -51,6 +51,9 @@ def device():
 
 def pytest_collection_modifyitems(items):
     for item in items:
+        parameters = item.name.partition("[")[2].lower()
+        if not runtime.HAS_TRITON and ("triton" in parameters or item.get_closest_marker("triton")):
+            item.add_marker(pytest.mark.skip(reason="needs Triton"))
         if item.get_closest_marker("gpu") and runtime.DEVICE == "cpu":
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if item.get_closest_marker("browser") and CHROMIUM is None and "CI" not in os.environ:

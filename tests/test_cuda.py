@@ -311,6 +311,7 @@ def test_every_cu_compiles_for(source, dtype, architecture):
     assert cuda.compile_for(source, architecture, dtype)[:4] == b"\x7fELF"
 
 
+@pytest.mark.triton
 def test_every_triton_kernel_compiles_ahead_of_time():
     """In a process without the interpreter switch, for GPUs that are not here; the child prints a line a kernel."""
     child = Path(__file__).with_name("compile_triton.py")

@@ -45,6 +45,7 @@ def test_without_triton_the_package_imports_and_cuda_serves():
 
 
 @pytest.mark.skipif(runtime.DEVICE == "cuda", reason="needs a machine without a GPU")
+@pytest.mark.triton
 class TestInterpreterSwitch:
     def test_is_set_before_triton_loads(self):
         said = run(
@@ -67,6 +68,7 @@ class TestInterpreterSwitch:
         assert "triton 9.0" in run("import triton" + USE, TRITON_INTERPRET="1")
 
 
+@pytest.mark.triton
 def test_numpy_too_new_for_this_triton_is_said(monkeypatch):
     monkeypatch.setattr(runtime, "INTERPRETED", True)
     monkeypatch.setattr(runtime.tl, "sum", None)  # its library interpreted, too
