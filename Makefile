@@ -1,4 +1,4 @@
-.PHONY: help setup lab test notebooks reset bench gpu format
+.PHONY: help setup lab test notebooks reset bench gpu records format
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= tools/constraints/ci.txt
@@ -25,6 +25,8 @@ bench: $(VENV)/installed  ## measure the lessons: redraws, keys in Chromium, fir
 gpu: $(VENV)/installed  ## the tests and notebooks where there is a GPU; fails where there is none
 	@$(PY) -c "import torch; assert torch.cuda.is_available(), 'no GPU here'"
 	$(PY) -m pytest
+records: $(VENV)/installed  ## on a GPU: make the recordings that machines without one show
+	$(PY) tools/records.py
 format: $(VENV)/installed  ## the only target that rewrites code
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from rawgrad import exercises, runtime
+from rawgrad import cuda, exercises, runtime
 from rawgrad.exercises import check, outcome, predict
 from rawgrad.ops.square import square_backward
 
@@ -166,9 +166,9 @@ def test_an_answer_that_is_right_already_passes_as_loud():
 @pytest.mark.parametrize(
     ("answer", "evidence"),
     [
-        (over_saved, "straight, the second backward is silent and wrong: of X.grad, its first element is 6 where 4 is right"),
+        (over_saved, "straight, the second backward is silent and wrong: in X.grad, element \\[0, 0\\] is 6 where 4 is right"),
         (always_raises, "straight, the first backward raises already"),
-        (gradient_zero, "straight, the first gradient is not right: its first element is 0 where 2 is right"),
+        (gradient_zero, "straight, in the first gradient, element \\[0, 0\\] is 0 where 2 is right"),
         (lambda ctx, dy: over_saved(ctx, dy).clone(), "the second backward is silent and wrong"),
         (lambda ctx, dy: None, "there is no gradient"),
         (lambda ctx, dy: over_saved(ctx, dy)[0], "your code raised RuntimeError|the first backward raises already"),
@@ -246,11 +246,11 @@ def test_right_answers_pass_and_are_told_what_they_keep(answer, extra):
         (function(saves_x, announced), "straight, backward 1 changes X"),
         (
             function(saves_a_clone, over_saved),
-            "straight, after backward 2 X.grad is not right: its first element is 6 where 4 is right",
+            "straight, after backward 2, in X.grad, element \\[0, 0\\] is 6 where 4 is right",
         ),
         (function(saves_x, doubles_dy), "backward 1 changes dy, which is the caller's"),
-        (function(saves_x, keeps_a_workspace), "X.grad is not right|they share memory"),
-        (function(saves_x, lambda ctx, dy: new_memory(ctx, dy) + 1), "X.grad is not right"),
+        (function(saves_x, keeps_a_workspace), "in X.grad, element|they share memory"),
+        (function(saves_x, lambda ctx, dy: new_memory(ctx, dy) + 1), "in X.grad, element"),
         (42, "your code raised AttributeError"),
     ],
     ids=["as_given", "announced", "clone_then_write", "doubles_dy", "workspace", "wrong", "no_function"],
@@ -263,6 +263,67 @@ def test_wrong_right_answers_are_refused(answer, evidence):
     assert re.search(evidence, verdict.evidence), verdict.evidence
 
 
+RIGHT_PLACE = "offset + row * strides[0] + col * strides[1]"
+
+
+@pytest.mark.parametrize(
+    ("formula", "evidence"),
+    [
+        (RIGHT_PLACE, None),
+        ("row * strides[0] + col * strides[1]", "element [0, 0] of m[1:, 1:] lies at 5, not at 0"),
+        ("offset + row * strides[1] + col * strides[0]", "element [0, 1] of m lies at 1, not at 4"),
+        ("offset + row * strides[0] + col", "element [0, 1] of m.t() lies at 4, not at 1"),
+        ("offset + row * 4 + col", "element [0, 1] of m.t() lies at 4, not at 1"),
+    ],
+    ids=["right", "no_offset", "swapped", "rows_only", "as_if_contiguous"],
+)
+def test_places(formula, evidence):
+    verdict = check("00.1 place", eval(f"lambda row, col, strides, offset: {formula}"))
+    assert verdict.passed == (evidence is None)
+    assert evidence is None or evidence == verdict.evidence
+
+
+def two_strides(index: str, prepare=lambda dy: dy):
+    source = f"""
+    extern "C" __global__ void k(const T* dy, long long row_stride, long long col_stride, T* dx, long long cols, long long n) {{
+      const long long i = blockIdx.x * blockDim.x + threadIdx.x, row = i / cols, col = i % cols;
+      if (i < n) dx[i] = 3 * dy[{index}];
+    }}"""
+
+    def answer(dy):
+        dy = prepare(dy)
+        dx = torch.empty(dy.shape, device=dy.device)
+        cuda.launch(source, "k", (1,), (64,), dy, *dy.stride(), dx, dy.shape[1], dy.numel())
+        return dx
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "evidence"),
+    [
+        (two_strides("row * row_stride + col * col_stride"), None),
+        (two_strides("i"), "transposed, strides (1, 2): element [0, 1] is 42 where 45 is right"),
+        (two_strides("row * row_stride + col"), "transposed, strides (1, 2): element [0, 1] is 42 where 45 is right"),
+        (
+            two_strides("col_stride == 1 ? i : row + col * 2"),
+            "rows of a wider tensor, strides (6, 1): element [1, 0] is 48 where 57 is right",
+        ),
+        (
+            two_strides("i", torch.Tensor.contiguous),
+            "transposed, strides (1, 2): 2 tensors were made where the result needs one: that is a copy of dy",
+        ),
+        (lambda dy: dy.mul_(3), "contiguous, strides (3, 1): dy was changed"),
+        (lambda dy: None, "contiguous, strides (3, 1): there is no gradient"),
+    ],
+    ids=["right", "as_given", "row_stride_alone", "transposed_alone", "hidden_contiguous", "in_place", "nothing"],
+)
+def test_two_strides(answer, evidence):
+    verdict = check("01.1 two strides", answer)
+    assert verdict.passed == (evidence is None)
+    assert evidence is None or evidence == verdict.evidence
+
+
 def test_a_stub_that_waits_is_not_an_error():
     def stub(ctx, dy):
         raise NotImplementedError
@@ -271,7 +332,9 @@ def test_a_stub_that_waits_is_not_an_error():
 
 
 def test_an_exercise_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match="there is no exercise '02.9'; there are '02.1 loud', '02.2 right'"):
+    with pytest.raises(
+        ValueError, match="there is no exercise '02.9'; there are '00.1 place', '01.1 two strides', '02.1 loud', '02.2 right'"
+    ):
         check("02.9", None)
 
 

@@ -79,22 +79,12 @@ def test_a_contiguous_or_transposed_tensor_needs_one_launch(backend, monkeypatch
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_nothing_is_allocated_beyond_the_results(backend, device):
-    class Allocated(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                sizes[result.untyped_storage().data_ptr()] = result.untyped_storage().nbytes()
-            return result
-
     x = torch.randn(16, 32, device=device).t().requires_grad_()
     dy = torch.randn(32, 1, device=device).expand(32, 16)
-    given = {t.untyped_storage().data_ptr() for t in (x, dy)}
-    sizes = {}
-    with Allocated():
+    with probes.Allocations(x, dy) as made:
         y = square(x, backend)
         y.backward(dy)
-    new = {address: size for address, size in sizes.items() if size and address not in given}
-    assert sorted(new.values()) == [x.nbytes, x.nbytes], "more than y and dx"
+    assert made.sizes == [x.nbytes, x.nbytes], "more than y and dx"
 
 
 def test_one_tensor_is_saved(backend, device):

@@ -191,9 +191,11 @@ def _off(gradient: Tensor | None, right: Tensor) -> str | None:
         return "there is no gradient"
     if gradient.shape != right.shape:
         return f"it has shape {tuple(gradient.shape)} instead of {tuple(right.shape)}"
-    if torch.equal(gradient, right):
+    wrong = (gradient != right).nonzero()
+    if not len(wrong):
         return None
-    return f"its first element is {gradient.flatten()[0].item():g} where {right.flatten()[0].item():g} is right"
+    index = tuple(wrong[0].tolist())
+    return f"element {list(index)} is {gradient[index].item():g} where {right[index].item():g} is right"
 
 
 def _loud(backward: Callable) -> str:
@@ -219,7 +221,7 @@ def _loud(backward: Callable) -> str:
             raise _NotYet(f"{way}, the first backward raises already, and it has to give the right gradient") from refusal
         wrong = _off(X.grad, right)
         if wrong:
-            raise _NotYet(f"{way}, the first gradient is not right: {wrong}")
+            raise _NotYet(f"{way}, in the first gradient, {wrong}")
         try:
             y.backward(torch.ones_like(y), retain_graph=True)
         except RuntimeError:
@@ -227,7 +229,7 @@ def _loud(backward: Callable) -> str:
             continue
         wrong = _off(X.grad, 2 * right)
         if wrong:
-            raise _NotYet(f"{way}, the second backward is silent and wrong: of X.grad, {wrong}")
+            raise _NotYet(f"{way}, the second backward is silent and wrong: in X.grad, {wrong}")
     if not raised:
         return "both backwards are right, so there is nothing to be loud about"
     return f"the first gradient is right, and the second backward raises ({' and '.join(raised)})"
@@ -250,7 +252,7 @@ def _right(function: type[torch.autograd.Function]) -> str:
                 raise _NotYet(f"{way}, backward {count} changes dy, which is the caller's")
             wrong = _off(X.grad, count * right)
             if wrong:
-                raise _NotYet(f"{way}, after backward {count} X.grad is not right: {wrong}")
+                raise _NotYet(f"{way}, after backward {count}, in X.grad, {wrong}")
     first, second = _leaf(), _leaf()
     function.apply(first).sum().backward()
     kept = first.grad.clone()
@@ -278,4 +280,40 @@ def _kept_beside_x(function: type[torch.autograd.Function]) -> float:
     return sum(kept.values()) / X.nbytes
 
 
-EXERCISES = {"02.1 loud": _loud, "02.2 right": _right}
+def _place(answer: Callable) -> str:
+    """The number of an element in its storage, from its index, strides and offset."""
+    m = torch.arange(12.0).view(3, 4)
+    views = {"m": m, "m.t()": m.t(), "m[:, ::2]": m[:, ::2], "m[1:, 1:]": m[1:, 1:], "m[0].expand(3, 4)": m[0].expand(3, 4)}
+    for name, view in views.items():
+        for row in range(view.shape[0]):
+            for col in range(view.shape[1]):
+                said, right = answer(row, col, view.stride(), view.storage_offset()), int(view[row, col])  # m counts its places
+                if said != right:
+                    raise _NotYet(f"element [{row}, {col}] of {name} lies at {right}, not at {said}")
+    return f"right for every element of {', '.join(views)}"
+
+
+def _two_strides(answer: Callable) -> str:
+    """3 dy for any strides of dy [2, 3], in one new tensor and no other memory."""
+    layouts = {
+        "contiguous": (3, 1), "transposed": (1, 2), "rows of a wider tensor": (6, 1), "every other column": (6, 2),
+        "one number, expanded": (0, 0), "one row, expanded": (0, 1), "one column, expanded": (1, 0),
+    }  # fmt: skip
+    for name, strides in layouts.items():
+        room = torch.arange(10.0, 74.0, device=runtime.DEVICE)
+        dy = room.as_strided((2, 3), strides, 3)
+        right, before = 3 * dy, probes.look(dy)
+        with probes.Allocations(dy) as made:
+            dx = answer(dy)
+        where = f"{name}, strides {strides}"
+        wrong = _off(dx, right)
+        if wrong is None and probes.look(dy).digest != before.digest:
+            wrong = "dy was changed"
+        if wrong is None and len(made.sizes) > 1:
+            wrong = f"{len(made.sizes)} tensors were made where the result needs one: that is a copy of dy"
+        if wrong:
+            raise _NotYet(f"{where}: {wrong}")
+    return f"right for {len(layouts)} layouts, each without a copy"
+
+
+EXERCISES = {"00.1 place": _place, "01.1 two strides": _two_strides, "02.1 loud": _loud, "02.2 right": _right}

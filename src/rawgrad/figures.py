@@ -7,7 +7,7 @@ stands alone: beside it is a letter, a hatch or a word. No addresses: storages a
 from collections.abc import Sequence
 from html import escape
 
-from rawgrad.scenarios import MOST_BACKWARDS, Backward, GradientPath, Timeline
+from rawgrad.scenarios import MOST_BACKWARDS, Backward, GradientPath, Graph, Strip, Timeline
 
 LANES = ("versions", "values", "memory")
 
@@ -324,3 +324,103 @@ def _tenants(record: GradientPath) -> dict[str, list[str]]:
         tenants.setdefault(stop.storage, []).append(who)
     tenants.setdefault(record.grad.storage, []).append("X.grad")
     return dict(sorted(tenants.items()))
+
+
+# The memory strip
+
+_CELLS, _SHOWN = 8, 32  # cells in a row, and in all
+
+
+def memory_strip(record: Strip) -> tuple[str, str]:
+    """A storage as cells: above each, at which of its steps Python reads it; below, at which the kernel does.
+
+    Returns:
+        The picture and its table. A storage of more than 32 elements is drawn in part, and the picture says so.
+    """
+    reach = max((*record.python, *record.kernel), default=0) + 1
+    drawn = min(len(record.values), _SHOWN, -(-reach // _CELLS) * _CELLS)
+    python, kernel = _steps(record.python, drawn), _steps(record.kernel, drawn)
+    wrong = {place for place, bad in zip(record.kernel, record.wrong, strict=False) if bad}
+    width, left, body = 98, 164, [_text(12, 32, _strip_heading(record), "start", bold=True)]
+    row, top = (132 if record.kernel else 102), 50
+    for place in range(drawn):
+        x, y = left + place % _CELLS * width, top + place // _CELLS * row
+        if place % _CELLS == 0:
+            body += [_text(12, y + 20, "Python reads", "start"), _text(12, y + 60, f"memory[{place}]", "start")]
+            body += [_text(12, y + 104, "kernel reads", "start")] if record.kernel else []
+        body += [
+            _text(x + width / 2, y + 20, python[place]),
+            _box(x, y + 30, width, 48),
+            _text(x + width / 2, y + 60, f"{record.values[place]:.3g}"),
+        ]
+        if kernel[place] and record.kernel:
+            body.append(_cell(x + 4, y + 84, width - 8, 30, kernel[place], place in wrong))
+    y = top + -(-drawn // _CELLS) * row
+    lines = _strip_lines(record, drawn)
+    body += [_text(12, y + 22 + 26 * i, line, "start", bold=i == 0 and bool(record.kernel)) for i, line in enumerate(lines)]
+    title = f"Memory strip. {_strip_heading(record)}. {lines[0]}."
+    rows = [["step", "Python reads", "value", *(["kernel reads", "value", ""] if record.kernel else [])]]
+    for i, place in enumerate(record.python):
+        got = (
+            [f"memory[{record.kernel[i]}]", f"{record.reads[i]:.3g}", "wrong" if record.wrong[i] else ""]
+            if record.kernel
+            else []
+        )
+        rows.append([str(i + 1), f"memory[{place}]", f"{record.values[place]:.3g}", *got])
+    return _svg(y + 10 + 26 * len(lines), title, body), "\n".join([f"{_strip_heading(record)}: {lines[0]}", table(rows)])
+
+
+def _steps(places: Sequence[int], drawn: int) -> list[str]:
+    """For each place, the steps at which it is read, counted from 1: "3", "1, 4", or "1 to 6" for a run."""
+    steps = [[step for step, read in enumerate(places, 1) if read == place] for place in range(drawn)]
+    run = [len(s) > 2 and s[-1] - s[0] == len(s) - 1 for s in steps]
+    return [f"{s[0]} to {s[-1]}" if r else ", ".join(map(str, s)) for s, r in zip(steps, run, strict=True)]
+
+
+def _strip_heading(record: Strip) -> str:
+    heading = f"{record.what}: shape {record.shape}, strides {record.stride}"
+    return heading if record.repair in ("none", "") else f"{heading}; {record.repair}"
+
+
+def _strip_lines(record: Strip, drawn: int) -> list[str]:
+    lines = []
+    if record.kernel:
+        lines.append(
+            "right"
+            if record.verdict == "right"
+            else f"wrong: the kernel reads {record.verdict.replace('wrong order', 'in another order')}"
+        )
+    lines.append("Python prints  " + " ".join(f"{value:.3g}" for value in record.prints))
+    if record.kernel:
+        lines.append("kernel reads  " + " ".join(f"{value:.3g}" for value in record.reads))
+    if drawn < len(record.values):
+        lines.append(f"The storage has {len(record.values)} elements; {drawn} are drawn.")
+    return lines
+
+
+# The graph of three nodes
+
+
+def graph(record: Graph) -> tuple[str, str]:
+    """loss = (X * X).sum() with what its backward leaves of it; the picture and its table."""
+    names, widths = ["loss", "SumBackward", "MulBackward", "AccumulateGrad", "X.grad"], [76, 160, 160, 176, 96]
+    gap = (_WIDTH - 24 - sum(widths)) / (len(names) - 1)
+    centres = [12 + sum(widths[:i]) + gap * i + width / 2 for i, width in enumerate(widths)]
+    body = [_text(12, 30, "Backward goes from the loss to the leaf", "start", bold=True)]
+    for i, (name, x, width) in enumerate(zip(names, centres, widths, strict=True)):
+        body += [_box(x - width / 2, 52, width, 44, _WHITE if i in (0, 4) else _GREY), _text(x, 80, name)]
+        if i + 1 < len(names):
+            body.append(_line((x + width / 2 + 2, 74), (centres[i + 1] - widths[i + 1] / 2 - 2, 74), arrow=True))
+    saved = "saved X, twice" if record.saved == "kept" else "freed"
+    grad = "None" if record.grad is None else f"{record.grad:g}"
+    body += [
+        _line((centres[2], 96), (centres[2], 116), dashed=True),
+        _cell(centres[2] - 84, 116, 168, 36, saved, wrong=False, dashed=record.saved == "freed"),
+        _text(centres[4], 140, grad, bold=True),
+    ]
+    said = [f"{record.done} of {record.backwards} backwards done, retain_graph={record.retain_graph}"]
+    said += ["The next one raises: what mul saved is freed."] if record.raised else []
+    body += [_text(12, 190 + 26 * i, line, "start", bold=i > 0) for i, line in enumerate(said)]
+    title = f"Graph of three nodes. {'. '.join(said)}. What mul saved: {record.saved}. X.grad: {grad}."
+    rows = [["backwards done", "what mul saved", "X.grad"], [str(record.done), record.saved, grad]]
+    return _svg(236, title, body), "\n".join([*said, table(rows)])

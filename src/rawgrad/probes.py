@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,31 @@ def address_range(tensor: Tensor) -> tuple[int, int]:
         return start, start
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
+
+
+class Allocations(TorchDispatchMode):
+    """A context that follows every storage that PyTorch's operators make in it: `sizes`, in bytes, in order of appearance.
+
+    Args:
+        given: tensors whose storages were there before.
+    """
+
+    def __init__(self, *given: Tensor):
+        super().__init__()
+        self._known = {t.untyped_storage().data_ptr() for t in given}
+        self._alive = []  # so that no address comes back
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(made, Tensor) and made.untyped_storage().nbytes():
+                storage = made.untyped_storage()
+                if storage.data_ptr() not in self._known:
+                    self._known.add(storage.data_ptr())
+                    self._alive.append(storage)
+                    self.sizes.append(storage.nbytes())
+        return result
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

@@ -157,6 +157,11 @@ def cache_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="rawgrad-"))
 
 
+def environment(**added: str) -> dict[str, str]:
+    """This process's environment, with something added, for a process that it starts."""
+    return {**os.environ, **added}
+
+
 def answers_file() -> Path | None:
     """Where predictions are kept between sessions; `make lab` names it, and without a name they last as long as Python."""
     name = os.environ.get("RAWGRAD_ANSWERS")

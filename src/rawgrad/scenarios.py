@@ -1,11 +1,16 @@
 """A lesson's live experiments: knobs in, plain records out. Every record comes from a run that happens in the call."""
 
+import json
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rawgrad import probes, runtime, specimens
+from rawgrad import cuda, probes, raw, runtime, specimens
 
 # Names are the code that a learner would type. X is [8, 8]; for squeeze(1) it is made as [8, 1, 8].
 BEFORE = {
@@ -110,13 +115,18 @@ def version_timeline(
     return Timeline(before, writer, repair, hook, tuple(done), x_intact=not run.x_changed())
 
 
+def _kernel(writer: str) -> str:
+    backend = runtime.choose(WRITERS[writer])
+    if writer == "a kernel" and backend == "torch":
+        raise RuntimeError(f"no kernel runs here: {runtime.problem('triton')}; {runtime.problem('cuda')}")
+    return backend
+
+
 class _Run:
     """One graph, and what it looks like from outside between two backwards."""
 
     def __init__(self, before: str, writer: str, repair: str, hook: str):
-        backend = runtime.choose(WRITERS[writer])
-        if writer == "a kernel" and backend == "torch":
-            raise RuntimeError(f"no kernel runs here: {runtime.problem('triton')}; {runtime.problem('cuda')}")
+        backend = _kernel(writer)
         shape = (8, 1, 8) if before == "squeeze(1)" else (8, 8)
         self.x = torch.arange(1.0, 65.0).view(shape).to(runtime.DEVICE).requires_grad_()
         self.kept = []  # what the hook keeps
@@ -229,3 +239,274 @@ def gradient_path(before: str = "nothing", writer: str = "a kernel", repair: str
         node = node.next_functions[0][0]
     run.y.backward(dy)
     return GradientPath(before, repair, saved, tuple(stops), stop("X.grad", run.x.grad))
+
+
+# The memory strip: what Python reads of a storage, and what a kernel reads
+
+CONSUMERS = {  # of y [2, 3]; z is another tensor like y, w and c are constants
+    "y.sum()": lambda y: y.sum(),
+    "(y + 0).sum()": lambda y: (y + 0).sum(),
+    "y.sum() / 2": lambda y: y.sum() / 2,
+    "cat([y, z], 1).sum()": lambda y: torch.cat([y, torch.ones_like(y)], 1).sum(),
+    "y.sum(0).mean()": lambda y: y.sum(0).mean(),
+    "(y.t() * w).sum()": lambda y: (y.t() * _counting(1, 3, 2, like=y)).sum(),
+    "(cat([y, z], 1) * w).sum()": lambda y: (torch.cat([y, torch.ones_like(y)], 1) * _counting(1, 2, 6, like=y)).sum(),
+    "stack([y, z, ...], -1)[..., 0].sum()": lambda y: torch.stack([y] + [torch.ones_like(y)] * 7, -1)[..., 0].sum(),
+    "y.mean()": lambda y: y.mean(),
+    "(y * 1).sum()": lambda y: (y * 1).sum(),
+    "(y @ w).sum()": lambda y: (y @ _counting(1, 3, 2, like=y)).sum(),
+    "mse_loss(y, z)": lambda y: torch.nn.functional.mse_loss(y, y.detach() - 3),
+    "cross_entropy(y, c)": lambda y: torch.nn.functional.cross_entropy(y, torch.tensor([0, 2], device=y.device)),
+    "y.max()": lambda y: y.max(),
+    "y[:, ::2].sum()": lambda y: y[:, ::2].sum(),
+}
+READINGS = {
+    "none": specimens.ReadsFlat,
+    "dy.clone()": specimens.ReadsClone,
+    "dy + 0": specimens.ReadsSum,
+    "dy.contiguous()": specimens.ReadsContiguous,
+    "strides to the kernel": specimens.ReadsStrides,
+}
+KERNELS = {name: backend for name, backend in WRITERS.items() if backend != "torch"}
+VIEWS = {  # of m, a [3, 4] that counts
+    "m": lambda m: m,
+    "m.t()": lambda m: m.t(),
+    "m[:, ::2]": lambda m: m[:, ::2],
+    "m[1:, 1:]": lambda m: m[1:, 1:],
+    "m[0].expand(3, 4)": lambda m: m[0].expand(3, 4),
+    "m[0, 0].expand(3, 4)": lambda m: m[0, 0].expand(3, 4),
+    "m.t().contiguous()": lambda m: m.t().contiguous(),
+}
+_ROOM = 64  # elements that a gradient is staged in
+
+
+def _counting(first: int, *shape: int, like: Tensor) -> Tensor:
+    count = torch.Size(shape).numel()
+    return torch.arange(first, first + count, dtype=like.dtype, device=like.device).view(shape)
+
+
+def staged(y: Tensor, first: int = 10, keep: bool = True) -> Tensor:
+    """Have y's gradient laid out anew before it goes on: same shape, strides and values, in 64 elements that count.
+
+    A kernel that reads past a small gradient then reads numbers that say where it is, and leaves no storage.
+
+    Args:
+        y: not a leaf; it is given a hook.
+        first: where the count begins.
+        keep: False leaves the count where the gradient's own values would be, so that a value is its own place.
+
+    Raises:
+        ValueError: in backward, where the gradient spans more than 64 elements.
+    """
+
+    def lay_out(dy: Tensor) -> Tensor:
+        room = _counting(first, _ROOM, like=dy)
+        reach = dy.storage_offset() + sum((n - 1) * s for n, s in zip(dy.shape, dy.stride(), strict=True))
+        if reach >= _ROOM:
+            raise ValueError(f"staged has room for {_ROOM} elements, and this gradient reaches element {reach}")
+        anew = room.as_strided(dy.shape, dy.stride(), dy.storage_offset())
+        if keep:
+            distinct = tuple(slice(0, 1) if step == 0 else slice(None) for step in dy.stride())
+            anew[distinct].copy_(dy[distinct])
+        return anew
+
+    y.register_hook(lay_out)
+    return y
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A storage, and in which order it is read. Places are element numbers in the storage."""
+
+    what: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    values: tuple[float, ...]  # of the whole storage
+    python: tuple[int, ...]  # the place that Python reads for each element, in order
+    kernel: tuple[int, ...] = ()  # the place that the kernel read for each element; empty: no kernel
+    reads: tuple[float, ...] = ()  # what the kernel read
+    repair: str = "none"
+    writer: str = ""
+
+    @property
+    def prints(self) -> tuple[float, ...]:
+        return tuple(self.values[place] for place in self.python)
+
+    @property
+    def wrong(self) -> tuple[bool, ...]:
+        """For each element, whether the kernel read another place than Python."""
+        return tuple(k != p for k, p in zip(self.kernel, self.python, strict=False))
+
+    @property
+    def verdict(self) -> str:
+        if not self.kernel:
+            return ""
+        if not any(self.wrong):
+            return "right"
+        return "wrong order" if sorted(self.kernel) == sorted(self.python) else "other cells"
+
+
+def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = "a kernel") -> Strip:
+    """Run a backward whose kernel reads dy, behind a consumer that decides how dy lies in memory.
+
+    All but `stack` are staged. A second run, with a dy whose every value is its own place, tells which places the kernel read.
+
+    Args:
+        consumer: what follows y = f(x), a key of CONSUMERS.
+        repair: what the backward does about layout, a key of READINGS.
+        writer: which kernel, a key of KERNELS.
+    """
+    backend = _kernel(writer)
+    dy, dx = _backward(consumer, repair, backend, None if consumer.startswith("stack") else {})
+    places, kernel = _backward(consumer, repair, backend, {"first": 0, "keep": False})
+    return Strip(
+        what=consumer,
+        shape=tuple(dy.shape),
+        stride=tuple(dy.stride()),
+        values=tuple(raw.read(dy.as_strided((1,), (1,), 0), dy.untyped_storage().nbytes() // dy.element_size()).tolist()),
+        python=tuple(places.flatten().int().tolist()),
+        kernel=tuple((kernel / 3).flatten().int().tolist()),
+        reads=tuple((dx / 3).flatten().tolist()),
+        repair=repair,
+        writer=writer,
+    )
+
+
+def _backward(consumer: str, repair: str, backend: str, staging: dict | None) -> tuple[Tensor, Tensor]:
+    """dy as backward got it, and dx."""
+    x = _counting(1, 2, 3, like=torch.empty(0, device=runtime.DEVICE)).requires_grad_()
+    y = READINGS[repair].apply(x, backend)
+    got = []
+    if staging is not None:
+        staged(y, **staging)
+    y.register_hook(lambda dy: got.append(dy))
+    CONSUMERS[consumer](y).backward()
+    return got[0], x.grad
+
+
+def view_strip(view: str = "m") -> Strip:
+    """How Python reads a view of a [3, 4] that counts from 0; `view` is a key of VIEWS."""
+    seen = VIEWS[view](_counting(0, 3, 4, like=torch.empty(0)))
+    count = seen.untyped_storage().nbytes() // seen.element_size()
+    places = torch.arange(count).as_strided(seen.shape, seen.stride(), seen.storage_offset())
+    return Strip(
+        what=view,
+        shape=tuple(seen.shape),
+        stride=tuple(seen.stride()),
+        values=tuple(raw.read(seen.as_strided((1,), (1,), 0), count).tolist()),
+        python=tuple(places.flatten().tolist()),
+    )
+
+
+# The graph of three nodes
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph of loss = (X * X).sum(), X = 3, after some backwards."""
+
+    retain_graph: bool
+    backwards: int  # that were asked for
+    done: int
+    raised: bool
+    saved: str  # what mul saved: "kept", "freed"
+    grad: float | None
+
+
+def graph(retain_graph: bool = False, backwards: int = 0) -> Graph:
+    """Run `backwards` backwards of one graph, up to the first that raises."""
+    x = torch.full((1,), 3.0, device=runtime.DEVICE, requires_grad=True)
+    product = x * x
+    loss, done, raised = product.sum(), 0, False
+    while done < backwards and not raised:
+        try:
+            loss.backward(retain_graph=retain_graph)
+            done += 1
+        except RuntimeError as refusal:
+            if "second time" not in str(refusal):
+                raise
+            raised = True
+    try:
+        saved = "kept" if product.grad_fn._saved_self is not None else "freed"
+    except RuntimeError:
+        saved = "freed"
+    return Graph(retain_graph, backwards, done, raised, saved, None if x.grad is None else x.grad.item())
+
+
+# What only a GPU can show: live on one, elsewhere as it was recorded on one
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Lines that a GPU made, and where."""
+
+    where: str
+    lines: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join((self.where, *self.lines))
+
+
+def recording(name: str) -> Recording:
+    """Make the lines of `name`, a key of GPU_ONLY, on this machine's GPU; without one, read those that are shipped."""
+    if runtime.DEVICE == "cuda":
+        return Recording(f"measured here, on {torch.cuda.get_device_name()}", tuple(GPU_ONLY[name]()))
+    record = json.loads((Path(__file__).parent / "recorded" / f"{name}.json").read_text())
+    return Recording(f"recorded on {record['card']}, {record['date']}", tuple(record["lines"]))
+
+
+def _stale_print() -> list[str]:
+    """A copy to the host that is printed before it has happened: stale in truth."""
+    host, device = torch.zeros(4, pin_memory=True), torch.ones(4, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # cycles: the GPU is busy for some tenths of a second
+    host.copy_(device, non_blocking=True)
+    at_once = host.tolist()
+    torch.cuda.synchronize()
+    return [f"printed at once            {at_once}", f"printed after synchronize  {host.tolist()}"]
+
+
+# The gradient that y.sum() hands to backward: one element, expanded. The kernel reads eight.
+_UNSTAGED = """
+import torch
+from rawgrad import cuda, specimens
+one, dx = torch.ones(1, device="cuda"), torch.zeros(8, device="cuda")
+cuda.launch(specimens.CUDA_SOURCE, "triple_flat", (1,), (128,), one, dx, 8)
+print((dx / 3).tolist())
+"""
+
+
+def _unstaged_read() -> list[str]:
+    """The kernel leaves the gradient's storage and reads what lies behind it in the allocator's block of 512 bytes."""
+    old = torch.arange(50.0, 178.0, device="cuda")  # somebody's numbers, freed before the gradient is made
+    torch.cuda.synchronize()
+    del old
+    one, dx = torch.ones(1, device="cuda"), torch.zeros(8, device="cuda")
+    cuda.launch(specimens.CUDA_SOURCE, "triple_flat", (1,), (128,), one, dx, 8)
+    reads = " ".join(f"{value:g}" for value in (dx / 3).tolist())
+    return ["Python prints  1 1 1 1 1 1 1 1", f"kernel reads   {reads}"]
+
+
+def _sanitizer() -> list[str]:
+    """How many reads outside compute-sanitizer reports, with torch's caching allocator and without."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    lines = []
+    for name, caching in (
+        ("with the caching allocator   ", {}),
+        ("without the caching allocator", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+    ):
+        try:
+            done = subprocess.run(
+                [tool, "--report-api-errors", "no", sys.executable, "-c", _UNSTAGED],
+                capture_output=True, text=True, check=False, env=runtime.environment(**caching),
+            )  # fmt: skip
+        except OSError:
+            return ["compute-sanitizer is not installed here"]
+        said = done.stdout + done.stderr
+        if "ERROR SUMMARY" not in said:
+            return [f"compute-sanitizer could not run: {said.strip().splitlines()[-1] if said.strip() else 'it said nothing'}"]
+        lines.append(f"{name}  {said.count('Invalid __global__ read')} reads outside")
+    return lines
+
+
+GPU_ONLY = {"stale_print": _stale_print, "unstaged_read": _unstaged_read, "sanitizer": _sanitizer}

@@ -1,14 +1,23 @@
 """Functions with one disease each, and the same Functions cured.
 
-All compute y = x^2 by the healthy kernels of ops.square. What differs is where a backward lets them write and what it
-says about it. `writer` is "triton", "cuda", None for the first of them that runs here, or "torch" for PyTorch's own in-place
-operator.
+Two families. y = x^2 stores its gradient where it should not, by the healthy kernels of ops.square. y = 3 x misreads the
+gradient that it is given, by two kernels of its own: one with strides and one without. `writer` is "triton", "cuda", None for
+the first of them that runs here, or, in the first family, "torch" for PyTorch's own in-place operator.
 """
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rawgrad import cuda, raw, runtime
 from rawgrad.ops.square import square_backward
+from rawgrad.runtime import tl, triton
+
+CUDA_SOURCE = Path(__file__).with_suffix(".cu")
+
+# Where a backward writes: y = x^2
 
 
 def multiply_into_saved(x: Tensor, dy: Tensor, writer: str | None) -> None:
@@ -104,3 +113,143 @@ class DoublesUpstream(GradientInSaved):
         (x,) = ctx.saved_tensors
         multiply_into_saved(dy, torch.ones_like(dy), ctx.writer)
         return x * dy, None
+
+
+# How a backward reads dy: y = 3 x, so dx / 3 is what the kernel read
+
+
+@triton.jit
+def _triple_flat_kernel(dy_ptr, dx_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    dy = tl.load(dy_ptr + i, mask=i < n)  # element i of the memory, whatever dy's layout is
+    tl.store(dx_ptr + i, 3 * dy, mask=i < n)
+
+
+@triton.jit
+def _triple_kernel(dy_ptr, dy_row_stride, dy_col_stride, dx_ptr, cols, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    dy = tl.load(dy_ptr + i // cols * dy_row_stride + i % cols * dy_col_stride, mask=i < n)
+    tl.store(dx_ptr + i, 3 * dy, mask=i < n)
+
+
+def triple(dy: Tensor, strides: Sequence[int] | None, writer: str | None = None) -> Tensor:
+    """3 dy by a kernel that is told `strides`, for every axis of a dy [rows, cols], or none.
+
+    Raises:
+        ValueError: with these strides the kernel would leave dy's storage. A kernel in the wild reads on.
+    """
+    writer = runtime.choose(writer, dy.device.type)
+    n = dy.numel()
+    steps = (1,) if strides is None else strides
+    sizes = (n,) if strides is None else dy.shape
+    last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+    if n and last >= raw.elements_left(dy):
+        raise ValueError(
+            f"the kernel would read element {last} of a storage that has {raw.elements_left(dy)} from dy on; "
+            "lay dy in a larger one first: scenarios.staged(y)"
+        )
+    dx = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
+    told = () if strides is None else (*strides,)
+    sized = (n,) if strides is None else (dy.shape[-1], n)
+    if n and writer == "triton":
+        kernel = _triple_flat_kernel if strides is None else _triple_kernel
+        with torch.cuda.device_of(dy):
+            kernel[(triton.cdiv(n, 1024),)](dy, *told, dx, *sized, BLOCK=1024)
+    elif n:
+        kernel = "triple_flat" if strides is None else "triple"
+        cuda.launch(CUDA_SOURCE, kernel, (-(-n // 128),), (128,), dy, *told, dx, *sized)
+    return dx
+
+
+class ReadsFlat(torch.autograd.Function):
+    """The disease: the kernel gets dy's pointer and no strides."""
+
+    @staticmethod
+    def forward(x: Tensor, writer: str | None) -> Tensor:
+        return 3 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.writer = inputs
+        ctx.x_stride = x.stride()
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return triple(dy, None, ctx.writer), None
+
+
+class ReadsWithStridesOfX(ReadsFlat):
+    """Tells the kernel the strides of x."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return triple(dy, ctx.x_stride, ctx.writer), None
+
+
+class ReadsWithRowStride(ReadsFlat):
+    """Tells the kernel how far rows are apart, and takes the columns for neighbours."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return triple(dy, (dy.stride(0), 1), ctx.writer), None
+
+
+class GuardsWithoutBrackets(ReadsFlat):
+    """Asks the method, which is always true, instead of calling it."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        if not dy.is_contiguous:
+            dy = dy.contiguous()
+        return triple(dy, None, ctx.writer), None
+
+
+class GuardsLastStride(ReadsFlat):
+    """Looks at the last stride only."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        if dy.stride(-1) != 1:
+            dy = dy.contiguous()
+        return triple(dy, None, ctx.writer), None
+
+
+class DropsTheCopy(ReadsFlat):
+    """Makes the copy and does not use it."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        dy.contiguous()
+        return triple(dy, None, ctx.writer), None
+
+
+class ReadsClone(ReadsFlat):
+    """Clones dy first. A clone of a dense tensor keeps its strides."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return triple(dy.clone(), None, ctx.writer), None
+
+
+class ReadsSum(ReadsFlat):
+    """Adds 0 first. The sum of a dense tensor keeps its strides, too."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return triple(dy + 0, None, ctx.writer), None
+
+
+class ReadsContiguous(ReadsFlat):
+    """The cure by a copy, which is made only where it is needed."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return triple(dy.contiguous(), None, ctx.writer), None
+
+
+class ReadsStrides(ReadsFlat):
+    """The cure without a copy: the kernel is told dy's own strides."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return triple(dy, dy.stride(), ctx.writer), None

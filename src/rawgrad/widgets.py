@@ -129,6 +129,28 @@ def version_timeline(lanes: Sequence[str] = figures.LANES, **given) -> Knobs:
     return _knobs(lambda **knobs: figures.version_timeline(scenarios.version_timeline(**knobs), lanes), names, given)
 
 
+def memory_strip(**given) -> Knobs:
+    """The memory strip, live: consumer, repair and kernel. `given` as for version_timeline."""
+    names = {
+        "consumer": ("what follows y", list(scenarios.CONSUMERS)),
+        "repair": ("repair", list(scenarios.READINGS)),
+        "writer": ("kernel", list(scenarios.KERNELS)),
+    }
+    return _knobs(lambda **knobs: figures.memory_strip(scenarios.memory_strip(**knobs)), names, given)
+
+
+def view_strip(**given) -> Knobs:
+    """Python's reads of a view, live."""
+    names = {"view": ("view", list(scenarios.VIEWS))}
+    return _knobs(lambda **knobs: figures.memory_strip(scenarios.view_strip(**knobs)), names, given)
+
+
+def graph(**given) -> Knobs:
+    """The graph of three nodes, live."""
+    names = {"retain_graph": ("retain_graph", [False, True]), "backwards": ("backwards", [0, 1, 2])}
+    return _knobs(lambda **knobs: figures.graph(scenarios.graph(**knobs)), names, given)
+
+
 def gradient_path(**given) -> Knobs:
     """The way of a gradient through the graph, live; `given` as for version_timeline."""
     names = {
