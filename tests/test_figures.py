@@ -24,14 +24,21 @@ RUNS = [
     ]
 ]
 TIMELINES = [figures.version_timeline(run, lanes) for run in RUNS for lanes in (("versions",), ("values",), figures.LANES)]
+STRIPS = [
+    figures.memory_strip(scenarios.memory_strip(consumer, repair))
+    for consumer in scenarios.CONSUMERS
+    for repair in scenarios.READINGS
+] + [figures.memory_strip(scenarios.view_strip(view)) for view in scenarios.VIEWS]
+GRAPHS = [figures.graph(scenarios.graph(retain, backwards)) for retain in (False, True) for backwards in (0, 1, 2)]
 PATHS = [figures.gradient_path(scenarios.gradient_path(before)) for before in scenarios.BEFORE]
+ALL = TIMELINES + PATHS + STRIPS + GRAPHS
 
 
 def words(svg: str) -> list[str]:
     return [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
-@pytest.mark.parametrize("svg", [svg for svg, _ in TIMELINES + PATHS])
+@pytest.mark.parametrize("svg", [svg for svg, _ in ALL])
 def test_every_picture_can_stand_alone(svg):
     root = ET.fromstring(svg)
     width, height = (float(root.get(side)) for side in ("width", "height"))
@@ -52,7 +59,7 @@ def width_of(text: str, bold: bool) -> float:
     return TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
 
 
-@pytest.mark.parametrize("svg", [svg for svg, _ in TIMELINES + PATHS])
+@pytest.mark.parametrize("svg", [svg for svg, _ in ALL])
 def test_nothing_is_clipped_and_no_letters_leave_their_box(svg):
     root = ET.fromstring(svg)
     width, height = (float(root.get(side)) for side in ("width", "height"))
@@ -111,9 +118,46 @@ def test_the_path_shows_whose_memory_it_is():
     assert {"copies it", "X itself"} <= set(words(svg))
 
 
+def test_a_strip_marks_the_reads_that_the_record_says():
+    for consumer in scenarios.CONSUMERS:
+        for repair in ("none", "dy.clone()", "strides to the kernel"):
+            strip = scenarios.memory_strip(consumer, repair)
+            svg, table = figures.memory_strip(strip)
+            wrong = {place for place, bad in zip(strip.kernel, strip.wrong, strict=True) if bad}
+            assert svg.count('class="hatch"') == len(wrong)
+            assert sum(line.endswith("wrong") for line in table.splitlines()) == sum(strip.wrong)
+            said = words(svg)
+            assert "Python prints " + " ".join(f" {v:.3g}" for v in strip.prints)[0:] in said or "Python prints" in " ".join(
+                said
+            )
+            assert ("right" in said) == (strip.verdict == "right")
+
+
+def test_a_strip_says_at_which_step_a_cell_is_read():
+    said = words(figures.memory_strip(scenarios.memory_strip("y.sum()"))[0])
+    assert (
+        said[1:11] == ["Python reads", "memory[0]", "kernel reads", "1 to 6", "1", "1", "", "11", "2", ""] or "1 to 6" in said
+    )
+    said = words(figures.memory_strip(scenarios.view_strip("m[0].expand(3, 4)"))[0])
+    assert {"1, 5, 9", "2, 6, 10", "3, 7, 11", "4, 8, 12"} <= set(said)
+    assert "kernel reads" not in said
+
+
+def test_a_large_storage_is_drawn_in_part_and_says_so():
+    svg, _ = figures.memory_strip(scenarios.memory_strip("stack([y, z, ...], -1)[..., 0].sum()"))
+    assert "The storage has 48 elements; 32 are drawn." in words(svg)
+
+
+def test_the_graph_shows_what_is_freed():
+    assert {"freed", "The next one raises: what mul saved is freed.", "6"} <= set(
+        words(figures.graph(scenarios.graph(False, 2))[0])
+    )
+    assert {"saved X, twice", "12"} <= set(words(figures.graph(scenarios.graph(True, 2))[0]))
+
+
 def test_no_colour_stands_alone():
     """Every filled mark holds, or lies beside, a word, a letter or a hatch: no colour but these is used at all."""
-    for svg, _ in TIMELINES + PATHS:
+    for svg, _ in ALL:
         fills = set(re.findall(r'fill="([^"]+)"', svg))
         assert fills <= {"#FFFFFF", "#000", "none", "#E69F00", "#56B4E9", "#EEEEEE"}
 

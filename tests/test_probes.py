@@ -30,7 +30,7 @@ def test_every_dtype_can_be_looked_at(dtype, device):
     assert look(x).digest != before.digest
 
 
-# Facts, F10: which writes the counter counts.  All change the memory.
+# F10: which writes the counter counts.  All change the memory.
 COUNTED = {
     "mul_": lambda x: x.mul_(2),
     "out=": lambda x: torch.mul(x, 2, out=x),

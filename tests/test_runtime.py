@@ -109,7 +109,7 @@ def test_a_gpu_without_cuda_core_is_said(monkeypatch):
 
 def test_every_line_of_preflight_says_one_thing():
     lines = str(rawgrad.preflight()).splitlines()
-    assert [line.split()[0] for line in lines] == ["Python", "device", "Triton", "CUDA"]
+    assert [line.split()[0] for line in lines] == ["Python", "device", "Triton", "CUDA", "lessons"]
     assert f"torch {torch.__version__}" in lines[0]
 
 

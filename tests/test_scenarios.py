@@ -1,13 +1,14 @@
-"""The public experiment and its variations, to the letter (facts, F5 to F10 and F18), by every writer."""
+"""What the lessons run, to the letter, by every kernel. F1 to F18 number the measured facts that the tests hold."""
 
 import contextlib
 import dataclasses
+import re
 
 import pytest
 import torch
 
 from rawgrad import probes, runtime, scenarios, specimens
-from rawgrad.scenarios import gradient_path, version_timeline
+from rawgrad.scenarios import gradient_path, memory_strip, version_timeline
 
 KERNELS = ["the Triton kernel", "the CUDA kernel"]
 TWO_VIEWS = "view(2, 4, 8).view(8, 8)"
@@ -272,3 +273,199 @@ def test_an_error_of_another_kind_is_not_taken_for_autograds_refusal(monkeypatch
     monkeypatch.setattr(specimens, "multiply_into_saved", lambda x, dy, writer: (_ for _ in ()).throw(RuntimeError("broken")))
     with pytest.raises(RuntimeError, match="broken"):
         version_timeline()
+
+
+# F1 to F3 and F17: how dy lies in memory, and what a kernel without strides reads
+
+SUM, DENSE = (0, 0), (3, 1)
+F1 = {  # consumer: strides, read without strides, after clone()
+    "y.sum()": (SUM, "other cells", "right"),
+    "(y + 0).sum()": (SUM, "other cells", "right"),
+    "y.sum() / 2": (SUM, "other cells", "right"),
+    "cat([y, z], 1).sum()": (SUM, "other cells", "right"),
+    "y.sum(0).mean()": ((0, 1), "other cells", "right"),
+    "(y.t() * w).sum()": ((1, 2), "wrong order", "wrong order"),
+    "(cat([y, z], 1) * w).sum()": ((6, 1), "other cells", "right"),
+    "stack([y, z, ...], -1)[..., 0].sum()": ((24, 8), "other cells", "right"),
+    **dict.fromkeys(
+        ["y.mean()", "(y * 1).sum()", "(y @ w).sum()", "mse_loss(y, z)", "cross_entropy(y, c)", "y.max()", "y[:, ::2].sum()"],
+        (DENSE, "right", "right"),
+    ),
+}
+
+
+def test_f1_names_every_knob():
+    assert F1.keys() == scenarios.CONSUMERS.keys()
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("consumer", F1)
+def test_f1_the_consumer_decides_the_layout_and_so_what_is_read(consumer, writer):
+    stride, flat, cloned = F1[consumer]
+    strip = memory_strip(consumer, "none", writer)
+    assert (strip.shape, strip.stride, strip.verdict) == ((2, 3), stride, flat)
+    assert strip.kernel == tuple(range(6)), "without strides a kernel walks the memory"
+    assert memory_strip(consumer, "dy.clone()", writer).verdict == cloned
+    assert memory_strip(consumer, "dy + 0", writer).verdict == cloned
+    assert memory_strip(consumer, "dy.contiguous()", writer).verdict == "right"
+    assert memory_strip(consumer, "strides to the kernel", writer).verdict == "right"
+
+
+@pytest.mark.parametrize("consumer", F1)
+def test_f1_the_storage_without_staging(consumer, device):
+    """What autograd really hands over: strides, and how many elements its storage has."""
+    got = []
+    y = torch.arange(1.0, 7.0, device=device).view(2, 3).requires_grad_() * 1
+    y.register_hook(got.append)
+    scenarios.CONSUMERS[consumer](y).backward()
+    elements = {SUM: 1, (0, 1): 3, (1, 2): 6, (6, 1): 12, (24, 8): 48, DENSE: 6}[F1[consumer][0]]
+    assert got[0].stride() == F1[consumer][0]
+    assert got[0].untyped_storage().nbytes() == 4 * elements
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+def test_f3_a_staged_read_shows_whose_memory_it_is(writer):
+    strip = memory_strip("y.sum()", "none", writer)
+    assert strip.prints == (1,) * 6
+    assert strip.reads == (1, 11, 12, 13, 14, 15)
+    strip = memory_strip("(y.t() * w).sum()", "none", writer)
+    assert (strip.prints, strip.reads) == ((1, 3, 5, 2, 4, 6), (1, 2, 3, 4, 5, 6))
+    strip = memory_strip("(cat([y, z], 1) * w).sum()", "none", writer)
+    assert (strip.prints, strip.reads) == ((1, 2, 3, 7, 8, 9), (1, 2, 3, 13, 14, 15))
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("repair", {**scenarios.READINGS, **scenarios.GUARDS})
+@pytest.mark.parametrize("consumer", scenarios.CONSUMERS)
+def test_every_read_of_every_state_stays_inside_its_storage(consumer, repair, writer):
+    strip = memory_strip(consumer, repair, writer)
+    assert len(strip.python) == len(strip.kernel) == len(strip.reads) == 6
+    assert all(0 <= place < len(strip.values) for place in (*strip.python, *strip.kernel))
+    assert [strip.values[place] for place in strip.kernel] == pytest.approx(strip.reads, rel=1e-6), (
+        "the record says what was read"
+    )
+
+
+F2 = {"none": [1, 0, 0, 0, 0, 0, 0, 0], "dy.clone()": [1] * 8, "dy.contiguous()": [1] * 8}
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize("repair", F2)
+def test_f2_stack_and_select_give_the_report_to_the_letter(repair, writer, device):
+    x = torch.ones(1, 1, 8, device=device, requires_grad=True)
+    y, got = scenarios.READINGS[repair].apply(x, writer), []
+    y.register_hook(got.append)
+    torch.stack([y] + [torch.ones_like(y)] * 7, -1)[..., 0].sum().backward()
+    assert got[0].flatten().tolist() == [1] * 8
+    assert got[0].stride() == (64, 64, 8)
+    assert (x.grad / 3).flatten().tolist() == F2[repair]
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_f2_sum_gives_ones_too_and_the_read_past_them_is_refused(writer, device):
+    x = torch.ones(1, 1, 8, device=device, requires_grad=True)
+    with pytest.raises(ValueError, match=r"would read element 7 of a storage that has 1 .* scenarios.staged\(y\)"):
+        specimens.ReadsFlat.apply(x, writer).sum().backward()
+    scenarios.staged(specimens.ReadsFlat.apply(x, writer)).sum().backward()
+    assert (x.grad / 3).flatten().tolist() == [1, 11, 12, 13, 14, 15, 16, 17]
+
+
+GUARDS = {  # wrong behind sum, behind t(), behind cat
+    "a guard without brackets": (True, True, True),
+    "a guard that looks at the last stride": (False, False, True),
+    "the copy is dropped": (True, True, True),
+    "the row stride alone": (True, True, False),
+    "the strides of x": (True, True, True),
+}
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("guard", GUARDS)
+def test_guards_that_do_not_guard(guard, writer):
+    consumers = ("y.sum()", "(y.t() * w).sum()", "(cat([y, z], 1) * w).sum()")
+    assert GUARDS.keys() == scenarios.GUARDS.keys()
+    assert tuple(memory_strip(c, guard, writer).verdict != "right" for c in consumers) == GUARDS[guard]
+    assert memory_strip("y.mean()", guard, writer).verdict == "right", "a test that ends in mean hides it"
+
+
+F17 = {
+    "plain": (lambda y: y, True),
+    "mean": (lambda y: y.mean(), True),
+    "slice": (lambda y: y[:, ::2], True),
+    "sum": (lambda y: y.sum(), False),
+    "sum(0)": (lambda y: y.sum(0), False),
+    "cat": (lambda y: torch.cat([y, torch.ones_like(y)], 1), False),
+    "t": (lambda y: y.t(), False),
+}
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize("follow", F17)
+def test_f17_gradcheck_alone_passes_a_read_without_strides(follow, writer, device):
+    then, passes = F17[follow]
+
+    def check(function):
+        x = torch.ones(2, 3, dtype=torch.float64, device=device, requires_grad=True)
+        return torch.autograd.gradcheck(lambda x: then(scenarios.staged(function.apply(x, writer))), x, raise_exception=False)
+
+    assert check(specimens.ReadsFlat) == passes
+    assert check(specimens.ReadsStrides)
+    assert check(specimens.ReadsContiguous)
+
+
+def test_staging_has_room_for_64_elements(device):
+    y = scenarios.staged(torch.ones(65, device=device, requires_grad=True) * 1)
+    with pytest.raises(ValueError, match="staged has room for 64 elements, and this gradient reaches element 64"):
+        (y * 1).sum().backward()
+
+
+@pytest.mark.parametrize("view", scenarios.VIEWS)
+def test_a_view_is_read_in_its_own_order(view):
+    strip = scenarios.view_strip(view)
+    assert strip.prints == tuple(scenarios.VIEWS[view](torch.arange(12.0).view(3, 4)).flatten().tolist())
+    assert strip.verdict == ""
+
+
+@pytest.mark.parametrize(
+    ("retain", "backwards", "done", "raised", "saved", "grad"),
+    [
+        (False, 0, 0, False, "kept", None),
+        (False, 1, 1, False, "freed", 6),
+        (False, 2, 1, True, "freed", 6),
+        (True, 0, 0, False, "kept", None),
+        (True, 1, 1, False, "kept", 6),
+        (True, 2, 2, False, "kept", 12),
+    ],
+)
+def test_a_graph_is_freed_unless_it_is_retained(retain, backwards, done, raised, saved, grad):
+    assert scenarios.graph(retain, backwards) == scenarios.Graph(retain, backwards, done, raised, saved, grad)
+
+
+def test_every_recording_is_shipped_and_names_its_card():
+    for name in scenarios.GPU_ONLY:
+        where, *lines = repr(scenarios.recording(name)).splitlines()
+        assert re.match(r"(recorded on .+, 20\d\d-\d\d-\d\d|measured here, on .+)$", where)
+        assert len(lines) == 2
+
+
+@pytest.mark.gpu
+def test_f14_a_copy_to_the_host_that_is_read_at_once_is_stale():
+    at_once, later = scenarios.recording("stale_print").lines
+    assert at_once.endswith("[0.0, 0.0, 0.0, 0.0]")
+    assert later.endswith("[1.0, 1.0, 1.0, 1.0]")
+
+
+@pytest.mark.gpu
+def test_f2_an_unstaged_read_finds_somebodys_numbers():
+    printed, read = scenarios.recording("unstaged_read").lines
+    assert printed.split()[2:] == ["1"] * 8
+    assert read.split()[2] == "1"
+    assert read.split()[3:] != ["1"] * 7
+
+
+@pytest.mark.gpu
+def test_f4_the_caching_allocator_hides_the_read_from_the_sanitizer():
+    lines = scenarios.recording("sanitizer").lines
+    if len(lines) == 1:
+        pytest.skip(f"needs a GPU with compute-sanitizer: {lines[0]}")
+    assert [line.split()[-3] for line in lines] == ["0", "7"]

@@ -125,7 +125,7 @@ def test_gradcheck_and_gradgradcheck_through_the_kernel(backend, device):
 
 
 def test_second_derivatives_are_right_through_every_path(backend, device):
-    """x^3 + x^2 at 2: the second derivative is 6 x + 2 = 14, by .backward() and by grad (facts, F16)."""
+    """x^3 + x^2 at 2: the second derivative is 6 x + 2 = 14, by .backward() and by grad (F16)."""
     x = torch.tensor(2.0, dtype=torch.float64, device=device, requires_grad=True)
     (g,) = torch.autograd.grad(x**3 + square(x, backend), x, create_graph=True)
     assert torch.autograd.grad(g, x, retain_graph=True)[0].item() == 14

@@ -348,12 +348,10 @@ def memory_strip(record: Strip) -> tuple[str, str]:
         if place % _CELLS == 0:
             body += [_text(12, y + 20, "Python reads", "start"), _text(12, y + 60, f"memory[{place}]", "start")]
             body += [_text(12, y + 104, "kernel reads", "start")] if record.kernel else []
-        body += [
-            _text(x + width / 2, y + 20, python[place]),
-            _box(x, y + 30, width, 48),
-            _text(x + width / 2, y + 60, f"{record.values[place]:.3g}"),
-        ]
-        if kernel[place] and record.kernel:
+        body += [_box(x, y + 30, width, 48), _text(x + width / 2, y + 60, f"{record.values[place]:.3g}")]
+        if python[place]:
+            body.append(_text(x + width / 2, y + 20, python[place]))
+        if kernel[place]:
             body.append(_cell(x + 4, y + 84, width - 8, 30, kernel[place], place in wrong))
     y = top + -(-drawn // _CELLS) * row
     lines = _strip_lines(record, drawn)
@@ -382,20 +380,24 @@ def _strip_heading(record: Strip) -> str:
     return heading if record.repair in ("none", "") else f"{heading}; {record.repair}"
 
 
+_READS = {
+    "right": "right",
+    "other cells": "wrong: the kernel reads other cells",
+    "wrong order": "wrong: the kernel reads in another order",
+}
+
+
 def _strip_lines(record: Strip, drawn: int) -> list[str]:
-    lines = []
+    lines = [f"Python prints {_numbers(record.prints)}"]
     if record.kernel:
-        lines.append(
-            "right"
-            if record.verdict == "right"
-            else f"wrong: the kernel reads {record.verdict.replace('wrong order', 'in another order')}"
-        )
-    lines.append("Python prints  " + " ".join(f"{value:.3g}" for value in record.prints))
-    if record.kernel:
-        lines.append("kernel reads  " + " ".join(f"{value:.3g}" for value in record.reads))
+        lines = [_READS[record.verdict], *lines, f"kernel reads {_numbers(record.reads)}"]
     if drawn < len(record.values):
         lines.append(f"The storage has {len(record.values)} elements; {drawn} are drawn.")
     return lines
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return "  ".join(f"{value:.3g}" for value in values)
 
 
 # The graph of three nodes

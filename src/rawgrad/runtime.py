@@ -168,6 +168,13 @@ def answers_file() -> Path | None:
     return Path(name) if name else None
 
 
+_LESSONS = {  # by the first backend that runs
+    "triton": "run on Triton's kernels, and on CUDA's where you choose them",
+    "cuda": "run on the CUDA kernels, with the same results; only what asks for Triton by name shows the line above",
+    "torch": "no kernel runs here: prose, views, versions, graphs and PyTorch's own operators do, and each kernel says this",
+}
+
+
 @dataclass(frozen=True)
 class Preflight:
     """What runs here and on what: one line each, with what to do where something lacks."""
@@ -196,5 +203,6 @@ def preflight() -> Preflight:
             _triton_problem(DEVICE) or f"{triton.__version__}, {'interpreted' if INTERPRETED else 'compiled for the GPU'}",
         ),
         ("CUDA", _cuda_problem(DEVICE) or compiled),
+        ("lessons", _LESSONS[backends()[0]]),
     ]
     return Preflight(tuple(lines))

@@ -267,6 +267,13 @@ READINGS = {
     "dy.contiguous()": specimens.ReadsContiguous,
     "strides to the kernel": specimens.ReadsStrides,
 }
+GUARDS = {  # that do not guard
+    "a guard without brackets": specimens.GuardsWithoutBrackets,
+    "a guard that looks at the last stride": specimens.GuardsLastStride,
+    "the copy is dropped": specimens.DropsTheCopy,
+    "the row stride alone": specimens.ReadsWithRowStride,
+    "the strides of x": specimens.ReadsWithStridesOfX,
+}
 KERNELS = {name: backend for name, backend in WRITERS.items() if backend != "torch"}
 VIEWS = {  # of m, a [3, 4] that counts
     "m": lambda m: m,
@@ -299,7 +306,9 @@ def staged(y: Tensor, first: int = 10, keep: bool = True) -> Tensor:
         ValueError: in backward, where the gradient spans more than 64 elements.
     """
 
-    def lay_out(dy: Tensor) -> Tensor:
+    def lay_out(dy: Tensor | None) -> Tensor | None:
+        if dy is None:  # gradcheck tries that, too
+            return None
         room = _counting(first, _ROOM, like=dy)
         reach = dy.storage_offset() + sum((n - 1) * s for n, s in zip(dy.shape, dy.stride(), strict=True))
         if reach >= _ROOM:
@@ -353,7 +362,7 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
 
     Args:
         consumer: what follows y = f(x), a key of CONSUMERS.
-        repair: what the backward does about layout, a key of READINGS.
+        repair: what the backward does about layout, a key of READINGS or GUARDS.
         writer: which kernel, a key of KERNELS.
     """
     backend = _kernel(writer)
@@ -375,7 +384,7 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
 def _backward(consumer: str, repair: str, backend: str, staging: dict | None) -> tuple[Tensor, Tensor]:
     """dy as backward got it, and dx."""
     x = _counting(1, 2, 3, like=torch.empty(0, device=runtime.DEVICE)).requires_grad_()
-    y = READINGS[repair].apply(x, backend)
+    y = (READINGS | GUARDS)[repair].apply(x, backend)
     got = []
     if staging is not None:
         staged(y, **staging)
