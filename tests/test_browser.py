@@ -1,5 +1,6 @@
 """JupyterLab as `make lab` starts it, in a real Chromium: run all, every knob by keyboard, what is kept."""
 
+import html
 import json
 import os
 import re
@@ -135,6 +136,11 @@ def cell(page: Page, id_: str):
     return found
 
 
+def marked(where) -> list[str]:
+    """The words in the hatched cells of a strip."""
+    return where.locator("svg path.hatch + text").all_text_contents()
+
+
 def shows(page: Page, where, title: str) -> None:
     """Wait until the live picture in `where` has this title."""
     element = where.locator("svg title").first.element_handle(timeout=15_000)
@@ -150,6 +156,22 @@ def page(browser, lab):
     return page
 
 
+@pytest.fixture(scope="module")
+def prints(browser, lab):
+    page = open_notebook(browser, lab, "01_stale_prints.ipynb")
+    run_all(page)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def start(browser, lab):
+    page = open_notebook(browser, lab, "00_start_here.ipynb")
+    run_all(page)
+    yield page
+    page.close()
+
+
 def test_lab_prints_its_address_and_opens_a_copy_without_outputs(lab, browser):
     assert lab.first_line.startswith("rawgrad: http://127.0.0.1:")
     assert "stop with Ctrl-C" in lab.first_line
@@ -159,15 +181,21 @@ def test_lab_prints_its_address_and_opens_a_copy_without_outputs(lab, browser):
     page.close()
 
 
-def test_run_all_shows_every_output_and_no_error(page):
+@pytest.mark.parametrize("notebook", ["page", "prints", "start"])
+def test_run_all_shows_every_output_and_no_error(notebook, request):
+    page = request.getfixturevalue(notebook)
     outputs = page.evaluate(
         """() => window.jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code').map(c => [
                  c.model.sharedModel.id, c.model.outputs.toJSON().map(o => o.output_type + ':' + (o.name ?? ''))])"""
     )
-    assert len(outputs) > 30
+    assert len(outputs) >= 18
     for id_, kinds in outputs:
         assert not any("error" in kind or "stderr" in kind for kind in kinds), id_
     assert page.errors == []
+
+
+def svg_title(svg: str) -> str:
+    return html.unescape(re.search("<title>(.*?)</title>", svg)[1])
 
 
 def next_option(page: Page) -> None:
@@ -228,14 +256,59 @@ def test_guided_widgets_answer_the_keyboard(page):
     for number in (1, 2, 3):
         page.keyboard.press("Tab")
         page.keyboard.press("Space")
-        shows(page, timeline, figures._title(scenarios.version_timeline("view(64)", backwards=number)))
+        shows(page, timeline, svg_title(figures.version_timeline(scenarios.version_timeline("view(64)", backwards=number))[0]))
     path = cell(page, "path")
     path.locator("button").first.focus()
     for before in ("view(64)", "X[:]", "clone()"):
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
-        shows(page, path, re.search("<title>(.*?)</title>", figures.gradient_path(scenarios.gradient_path(before))[0])[1])
+        shows(page, path, svg_title(figures.gradient_path(scenarios.gradient_path(before))[0]))
     assert page.errors == []
+
+
+def test_every_consumer_with_every_repair_by_keyboard(prints):
+    """Lesson 01's free play: the picture is the record's, and the hatched cells are those that it calls wrong."""
+    play = cell(prints, "free-play")
+    consumer, repair = play.locator("select").nth(0), play.locator("select").nth(1)
+    for number, what in enumerate(scenarios.CONSUMERS):
+        consumer.focus()
+        if number:
+            next_option(prints)
+        for index, how in enumerate(scenarios.READINGS):
+            repair.focus()
+            if index:
+                next_option(prints)
+            else:
+                prints.keyboard.press("Home")
+            strip = scenarios.memory_strip(what, how)
+            shows(prints, play, svg_title(figures.memory_strip(strip)[0]))
+            steps = figures._steps(strip.kernel, 32)
+            wrong = {place for place, bad in zip(strip.kernel, strip.wrong, strict=True) if bad and place < 32}
+            assert sorted(marked(play)) == sorted(steps[place] for place in wrong), (what, how)
+    kernels = play.locator("select").nth(2)
+    for kernel in list(scenarios.KERNELS)[1:]:
+        kernels.focus()
+        next_option(prints)
+        strip = scenarios.memory_strip(what, how, kernel)
+        shows(prints, play, svg_title(figures.memory_strip(strip)[0]))
+    assert prints.errors == []
+
+
+def test_every_view_and_the_graph_by_keyboard(start):
+    strip = cell(start, "strip")
+    strip.locator("select").focus()
+    for number, view in enumerate(scenarios.VIEWS):
+        if number:
+            next_option(start)
+        shows(start, strip, svg_title(figures.memory_strip(scenarios.view_strip(view))[0]))
+    for id_, retain in (("graph", False), ("graph-retained", True)):
+        graph = cell(start, id_)
+        graph.locator("button").first.focus()
+        for backwards in (1, 2):
+            start.keyboard.press("Tab")
+            start.keyboard.press("Enter")
+            shows(start, graph, svg_title(figures.graph(scenarios.graph(retain, backwards))[0]))
+    assert start.errors == []
 
 
 def test_an_answer_is_taken_by_keyboard_and_its_outcome_follows(page, lab):
@@ -247,9 +320,18 @@ def test_an_answer_is_taken_by_keyboard_and_its_outcome_follows(page, lab):
     assert json.loads((lab.work / "answers.json").read_text())["02-P1"] == ["B", "B"]
 
 
-def test_the_outputs_are_accessible(page):
-    """axe-core on every output that holds a widget; nothing serious."""
-    for id_ in ("p1", "p1-outcome", "timeline-versions", "writers", "path", "free-play"):
+@pytest.mark.parametrize(
+    ("notebook", "ids"),
+    [
+        ("page", ["p1", "p1-outcome", "timeline-versions", "writers", "path", "free-play"]),
+        ("prints", ["p2", "p2-outcome", "strip", "cures", "free-play"]),
+        ("start", ["p1", "p1-outcome", "graph", "strip"]),
+    ],
+)
+def test_the_outputs_are_accessible(notebook, ids, request):
+    """axe-core on outputs of every kind that holds a widget; nothing serious."""
+    page = request.getfixturevalue(notebook)
+    for id_ in ids:
         cell(page, id_).locator(".jp-OutputArea-output .jupyter-widgets").first.wait_for(timeout=15_000)
         found = Axe().run(page, context=".jp-Cell.jp-mod-active .jp-OutputArea")
         serious = [v for v in found.response["violations"] if v["impact"] in ("serious", "critical")]

@@ -59,9 +59,11 @@ def test_what_no_option_says_is_said():
     assert outcome("P", "it raises").as_text().startswith("None of the answers: it raises.")
 
 
-def test_an_outcome_before_its_prediction_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match="no prediction 'P' was asked yet: run its cell first; asked are none"):
-        outcome("P", 1)
+def test_an_outcome_before_its_prediction_says_so_and_waits_for_it():
+    shown = outcome("P", 1)
+    assert shown.as_text() == "Run the cell that asks prediction P first, and then this one."
+    press(predict("P", "What?", "0", "1"), "B")
+    assert "It is B: 1. You predicted B, too." in shown.children[0].value
 
 
 def test_markup_in_a_question_is_text():
@@ -167,7 +169,7 @@ def test_an_answer_that_is_right_already_passes_as_loud():
     ("answer", "evidence"),
     [
         (over_saved, "straight, the second backward is silent and wrong: in X.grad, element \\[0, 0\\] is 6 where 4 is right"),
-        (always_raises, "straight, the first backward raises already"),
+        (always_raises, "straight, the first backward raises already, with RuntimeError: never"),
         (gradient_zero, "straight, in the first gradient, element \\[0, 0\\] is 0 where 2 is right"),
         (lambda ctx, dy: over_saved(ctx, dy).clone(), "the second backward is silent and wrong"),
         (lambda ctx, dy: None, "there is no gradient"),

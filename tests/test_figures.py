@@ -90,7 +90,7 @@ def test_the_timeline_shows_every_number_of_its_record():
         drawn = words(svg)
         for number, backward in enumerate(run.backwards, 1):
             assert f"backward {number}" in table
-            assert (f"{backward.x:g}, was 1" if backward.x != 1 else "1") in drawn
+            assert (f"{backward.x:g}, at first 1" if backward.x != 1 else "1") in drawn
             right = backward.grad == backward.right_grad
             if not backward.raised:
                 assert (f"{backward.grad:g}, right" if right else f"{backward.grad:g}, right: {backward.right_grad:g}") in drawn
@@ -101,6 +101,8 @@ def test_the_timeline_shows_every_number_of_its_record():
         assert svg.count('class="hatch"') == wrong + uncounted + 1  # and once in the legend
         assert run.verdict in svg
         assert run.verdict in table
+    versions_only, table = figures.version_timeline(RUNS[1], ("versions",))
+    assert "wrong" not in versions_only + table, "what is not shown is not judged"
 
 
 def test_lanes_are_drawn_in_the_order_that_is_asked_for():

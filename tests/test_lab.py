@@ -15,6 +15,7 @@ import lab  # noqa: E402
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "WORK", tmp_path / "work")
+    monkeypatch.setattr(lab, "ANSWERS", tmp_path / "work" / "answers.json")
     monkeypatch.setattr(lab, "ROOT", tmp_path)
 
 
@@ -37,10 +38,13 @@ def test_a_copy_is_never_overwritten():
 def test_reset_archives_the_copy_and_takes_a_fresh_one():
     copied = next(path for path in lab.copy_missing() if path.name.startswith("02"))
     copied.write_text("mine")
+    lab.ANSWERS.write_text('{"02-P1": ["A", "B"], "01-P1": ["C", "C"]}')
     said = lab.reset("02")
-    (archived,) = (lab.WORK / "archive").iterdir()
+    answers, archived = sorted((lab.WORK / "archive").iterdir())
     assert archived.read_text() == "mine"
-    assert str(archived.relative_to(lab.ROOT)) in said
+    assert json.loads(answers.read_text()) == {"02-P1": ["A", "B"]}
+    assert json.loads(lab.ANSWERS.read_text()) == {"01-P1": ["C", "C"]}
+    assert f"yours is kept as {archived.relative_to(lab.ROOT)}. In a tab that is still open, choose Revert" in said
     assert json.loads(copied.read_text())["cells"]
 
 

@@ -34,7 +34,17 @@ CLONED = {**SILENT, "x": [1, 1, 1]}
 # F7: what stands before the Function, and what three backwards by a kernel then do
 F7 = {
     **dict.fromkeys(
-        ["view(64)", TWO_VIEWS, "view_as(X)", "reshape(64)", "flatten()", "t()", "permute(1, 0)", "unsqueeze(0)", "squeeze(1)"],
+        [
+            "view(64)",
+            TWO_VIEWS,
+            "view_as(X)",
+            "reshape(64)",
+            "flatten()",
+            "t()",
+            "permute(1, 0)",
+            "unsqueeze(0)",
+            "squeeze(1) of [8, 1, 8]",
+        ],
         STOLEN,
     ),
     **dict.fromkeys(["nothing", "contiguous()", "X[...]", "flatten(1)", "squeeze()", "expand(8, 8)"], SILENT),
@@ -85,9 +95,13 @@ def test_f5_the_error_compares_the_version_at_save_with_a_later_one(writer):
 @pytest.mark.parametrize("writer", KERNELS)
 def test_f6_a_view_makes_accumulate_grad_steal(writer):
     straight, view, sliced = (gradient_path(before, writer) for before in ("nothing", "view(64)", "X[:]"))
-    assert [(s.node, s.storage, s.is_x) for s in straight.stops] == [("dy", "B", False), ("f", "A", True)]
+    assert [(s.node, s.storage, s.tensor) for s in straight.stops] == [("dy", "B", "a new tensor"), ("f", "A", "X itself")]
     assert (straight.grad.storage, straight.taken_over) == ("C", False)
-    assert [(s.node, s.storage, s.is_x) for s in view.stops] == [("dy", "B", False), ("f", "A", False), ("View", "A", False)]
+    assert [(s.node, s.storage, s.tensor) for s in view.stops] == [
+        ("dy", "B", "a new tensor"),
+        ("f", "A", "saved x"),
+        ("View", "A", "a new tensor"),
+    ]
     assert (view.grad.storage, view.taken_over) == ("A", True)
     assert [s.storage for s in sliced.stops] == ["B", "A", "C"]
     assert (sliced.grad.storage, sliced.taken_over) == ("C", True)
@@ -97,6 +111,16 @@ def test_f6_a_view_makes_accumulate_grad_steal(writer):
 def test_f7_a_hook_that_keeps_makes_it_silent_and_one_that_prints_does_not(writer):
     assert seen(version_timeline("view(64)", writer, hook="keeps the gradient")) == SILENT
     assert seen(version_timeline("view(64)", writer, hook="prints the gradient")) == STOLEN
+
+
+@pytest.mark.parametrize("before", scenarios.BEFORE)
+def test_f7_what_arrives_decides_who_is_robbed(before):
+    """Held by the node that saved it: copied. New over X's memory: stolen. New over fresh memory: taken over, and no harm."""
+    path = gradient_path(before)
+    last = path.stops[-1]
+    stolen = F7[before] is STOLEN
+    assert (last.tensor == "a new tensor" and last.storage == "A") == stolen == (path.grad.storage == "A")
+    assert path.taken_over == (last.tensor == "a new tensor")
 
 
 F9 = {  # repair: straight, through one view, X intact
@@ -254,7 +278,15 @@ def test_looking_changes_nothing(before, device):
 def test_a_shorter_run_is_the_beginning_of_a_longer_one(backwards):
     run, longest = version_timeline("view(64)", backwards=backwards), version_timeline("view(64)")
     assert run.backwards == longest.backwards[:backwards]
-    assert run.verdict == ["nothing has run yet", "silent and wrong", "silent and wrong", "raises at backward 3"][backwards]
+    assert (
+        run.verdict
+        == [
+            "nothing has run yet",
+            "silent: the gradient is right, and X is overwritten",
+            "silent and wrong",
+            "raises at backward 3",
+        ][backwards]
+    )
 
 
 def test_a_kernel_is_the_first_that_runs_here():

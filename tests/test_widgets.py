@@ -51,7 +51,7 @@ def test_the_bundle_says_itself_three_times(knobs):
     source = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', bundle["text/html"])[1]
     assert base64.b64decode(source).decode() == knobs._svg
     assert 'alt="0"' in bundle["text/html"]
-    assert "<pre>number: 0\nthe number is 0</pre>" in bundle["text/html"]
+    assert ">number: 0\nthe number is 0</pre>" in bundle["text/html"]
     assert bundle["text/plain"] == "number: 0\nthe number is 0"
 
 

@@ -14,8 +14,12 @@ import threading
 import time
 from pathlib import Path
 
+import nbformat
+from nbformat.sign import NotebookNotary
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, WORK = ROOT / "notebooks", ROOT / "work"
+ANSWERS = WORK / "answers.json"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -26,6 +30,7 @@ def copy(source: Path, target: Path) -> None:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
     target.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    NotebookNotary().sign(nbformat.read(target, as_version=4))  # ours, and without outputs: trusted
 
 
 def copy_missing() -> list[Path]:
@@ -38,19 +43,24 @@ def copy_missing() -> list[Path]:
 
 
 def reset(number: str) -> str:
-    """Archive the copy whose name begins with `number`, and take a fresh one."""
+    """Archive the copy whose name begins with `number`, and the answers given in it, and take a fresh one."""
     found = sorted(NOTEBOOKS.glob(f"{number}*.ipynb")) if number else []
     if len(found) != 1:
         names = ", ".join(path.name[:2] for path in sorted(NOTEBOOKS.glob("*.ipynb")))
         sys.exit(f"say which notebook: make reset NB=..., one of {names}")
     copied = WORK / found[0].name
+    archive = WORK / "archive" / f"{copied.stem}_{time.strftime('%Y%m%d-%H%M%S')}.ipynb"
+    archive.parent.mkdir(parents=True, exist_ok=True)
     kept = ""
     if copied.exists():
-        archive = WORK / "archive" / f"{copied.stem}_{time.strftime('%Y%m%d-%H%M%S')}.ipynb"
-        archive.parent.mkdir(exist_ok=True)
         shutil.move(copied, archive)
-        kept = f"; yours is kept as {archive.relative_to(ROOT)}"
-    WORK.mkdir(exist_ok=True)
+        kept = f"; yours is kept as {archive.relative_to(ROOT)}. In a tab that is still open, choose Revert"
+    if ANSWERS.exists():
+        answers = json.loads(ANSWERS.read_text())
+        given = {name: answers.pop(name) for name in list(answers) if name.startswith(f"{copied.name[:2]}-")}
+        if given:
+            archive.with_suffix(".answers.json").write_text(json.dumps(given, indent=1) + "\n")
+            ANSWERS.write_text(json.dumps(answers, indent=1) + "\n")
     copy(found[0], copied)
     return f"{copied.relative_to(ROOT)} is fresh{kept}"
 
@@ -99,7 +109,7 @@ def quiet_settings() -> None:
 def main() -> None:
     first = copy_missing()[0]
     quiet_settings()
-    os.environ["RAWGRAD_ANSWERS"] = str(WORK / "answers.json")
+    os.environ["RAWGRAD_ANSWERS"] = str(ANSWERS)
     port, token = free_port(), secrets.token_hex(16)
     address = f"http://127.0.0.1:{port}/lab/tree/{first.name}?token={token}"
     threading.Thread(target=say_when_up, args=(port, address), daemon=True).start()

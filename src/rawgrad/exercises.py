@@ -101,7 +101,9 @@ class Outcome(Shown):
         self._html.value = self.as_html()
 
     def as_text(self) -> str:
-        prediction = _asked[self._name]
+        prediction = _asked.get(self._name)
+        if prediction is None:
+            return f"Run the cell that asks prediction {self._name} first, and then this one."
         right = [letter for letter, option in prediction.options.items() if option == self._happened]
         what = f"It is {right[0]}: {self._happened}." if right else f"None of the answers: {self._happened}."
         if prediction.answer is None:
@@ -124,17 +126,16 @@ def predict(name: str, question: str, *options: str) -> Prediction:
     if not 2 <= len(options) <= 8:
         raise ValueError(f"predict needs two to eight options, got {len(options)}")
     _asked[name] = Prediction(name, question, options)
+    if name in _shown:
+        _shown[name].refresh()
     return _asked[name]
 
 
 def outcome(name: str, happened) -> Outcome:
     """Set what `happened`, measured in this cell, beside the prediction of that name. The option that reads so was right.
 
-    Raises:
-        ValueError: its prediction has not been asked.
+    Where that prediction has not been asked yet, it says so, and shows itself as soon as it is.
     """
-    if name not in _asked:
-        raise ValueError(f"no prediction {name!r} was asked yet: run its cell first; asked are {', '.join(_asked) or 'none'}")
     _shown[name] = Outcome(name, str(happened))
     return _shown[name]
 
@@ -170,8 +171,12 @@ def check(exercise: str, answer) -> Verdict:
     except NotImplementedError:
         return Verdict(exercise, False, "waiting for your code")
     except Exception as problem:  # whatever a learner's code raises belongs under the learner's cell
-        first_line = str(problem).partition("\n")[0]
-        return Verdict(exercise, False, f"your code raised {type(problem).__name__}: {first_line}")
+        return Verdict(exercise, False, f"your code raised {_said(problem)}")
+
+
+def _said(problem: Exception) -> str:
+    """Its type and the first line of its message."""
+    return f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
 
 
 class _NotYet(Exception):
@@ -218,7 +223,7 @@ def _loud(backward: Callable) -> str:
         except NotImplementedError:  # a RuntimeError, too
             raise
         except RuntimeError as refusal:
-            raise _NotYet(f"{way}, the first backward raises already, and it has to give the right gradient") from refusal
+            raise _NotYet(f"{way}, the first backward raises already, with {_said(refusal)}") from refusal
         wrong = _off(X.grad, right)
         if wrong:
             raise _NotYet(f"{way}, in the first gradient, {wrong}")
@@ -231,7 +236,7 @@ def _loud(backward: Callable) -> str:
         if wrong:
             raise _NotYet(f"{way}, the second backward is silent and wrong: in X.grad, {wrong}")
     if not raised:
-        return "both backwards are right, so there is nothing to be loud about"
+        return "both backwards are right and nothing is written, so there is nothing to be loud about: that is 02.2 already"
     return f"the first gradient is right, and the second backward raises ({' and '.join(raised)})"
 
 

@@ -115,23 +115,27 @@ def version_timeline(record: Timeline, lanes: Sequence[str] = LANES) -> tuple[st
         The picture and its table.
     """
     draw = {"versions": _versions_lane, "values": _values_lane, "memory": _memory_lane}
-    body = [_text(_LEFT + 40, 34, "forward", bold=True)]
-    body += [_text(_FIRST + i * _COLUMN + _COLUMN / 2, 34, f"backward {i + 1}", bold=True) for i in range(MOST_BACKWARDS)]
-    top = 48
+    experiment = _experiment(record)
+    body = [_text(12, 28, _verdict(record, lanes), "start", bold=True)]
+    body += [_text(12, 54 + 26 * i, words, "start") for i, words in enumerate(experiment)]
+    head = 66 + 26 * len(experiment)
+    body.append(_text(_LEFT + 40, head, "forward", bold=True))
+    body += [_text(_FIRST + (i + 0.5) * _COLUMN, head, f"backward {i + 1}", bold=True) for i in range(MOST_BACKWARDS)]
+    top = head + 14
     for lane in lanes:
         drawn, height = draw[lane](record, top)
         body += [_line((10, top), (_WIDTH - 10, top), width=0.75), *drawn]
         top += height
-    body += [
-        _line((_FIRST + i * _COLUMN, 48), (_FIRST + i * _COLUMN, top), width=0.75, dashed=True) for i in range(MOST_BACKWARDS)
-    ]
-    body += [_line((10, top), (_WIDTH - 10, top), width=0.75)]
+    columns = (_FIRST + i * _COLUMN for i in range(MOST_BACKWARDS))
+    body += [_line((x, head + 14), (x, top), width=0.75, dashed=True) for x in columns]
+    body.append(_line((10, top), (_WIDTH - 10, top), width=0.75))
     legend, height = _legend(lanes, top + 10)
-    top += 10 + height
-    body += [_text(12, top + 20, record.verdict, "start", bold=True)]
-    experiment = _experiment(record)
-    body += [_text(12, top + 46 + 26 * i, words, "start") for i, words in enumerate(experiment)]
-    return _svg(top + 34 + 26 * len(experiment), _title(record), [*body, *legend]), _timeline_table(record, lanes)
+    return _svg(top + 10 + height, _title(record, lanes), [*body, *legend]), _timeline_table(record, lanes)
+
+
+def _verdict(record: Timeline, lanes: Sequence[str]) -> str:
+    """Whether it raised, and whether it was right where the values are shown."""
+    return record.verdict if "values" in lanes else record.verdict.partition(" and ")[0].partition(":")[0]
 
 
 def _experiment(record: Timeline) -> list[str]:
@@ -141,8 +145,8 @@ def _experiment(record: Timeline) -> list[str]:
     return [f"{record.writer} writes, {record.before} before the Function", *(["; ".join(changes)] if changes else [])]
 
 
-def _title(record: Timeline) -> str:
-    return f"Version timeline. {'; '.join(_experiment(record))}. {len(record.backwards)} backwards: {record.verdict}."
+def _title(record: Timeline, lanes: Sequence[str] = LANES) -> str:
+    return f"Version timeline. {'; '.join(_experiment(record))}. {len(record.backwards)} backwards: {_verdict(record, lanes)}."
 
 
 def _versions_lane(record: Timeline, top: float) -> tuple[list[str], float]:
@@ -198,7 +202,7 @@ def _values_lane(record: Timeline, top: float) -> tuple[list[str], float]:
         changed, wrong = backward.x != 1, backward.grad != backward.right_grad
         gradient = f"{backward.grad:g}, right: {backward.right_grad:g}" if wrong else f"{backward.grad:g}, right"
         body += [
-            _cell(left, top + 10, _CELL, 36, f"{backward.x:g}, was 1" if changed else "1", changed),
+            _cell(left, top + 10, _CELL, 36, f"{backward.x:g}, at first 1" if changed else "1", changed),
             _cell(left, top + 60, _CELL, 36, "not computed" if backward.raised else gradient, wrong and not backward.raised,
                   dashed=backward.raised),
         ]  # fmt: skip
@@ -261,7 +265,7 @@ def _timeline_table(record: Timeline, lanes: Sequence[str]) -> str:
             ["returned gradient", "", *(b.arrival for b in done)],
             ["X.grad lies in", "none", *("A, with X" if b.grad_is_x else "B, its own" for b in done)],
         ]
-    return f"{'; '.join(_experiment(record))}: {record.verdict}\n{table(rows)}"
+    return f"{'; '.join(_experiment(record))}: {_verdict(record, lanes)}\n{table(rows)}"
 
 
 def _versions(record: Timeline) -> list[str]:
@@ -290,7 +294,7 @@ def gradient_path(record: GradientPath) -> tuple[str, str]:
                 _line((x, 96), (x, 118), dashed=True),
                 _box(x - width / 2, 118, width, 56, _fill(stop.storage)),
                 _text(x, 141, f"memory {stop.storage}"),
-                _text(x, 164, "X itself" if stop.is_x else "another tensor"),
+                _text(x, 164, stop.tensor),
             ]
     outcome = "takes it over" if record.taken_over else "copies it"
     body += [_text(centres[-2], 141, outcome, bold=True)]
@@ -306,7 +310,7 @@ def gradient_path(record: GradientPath) -> tuple[str, str]:
     height = 206 + 44 + 26 * max(map(len, tenants.values())) + 14
     title = f"Path of the gradient with {record.before} before the Function. AccumulateGrad {outcome}."
     rows = [["step", "hands on", "in memory"]]
-    rows += [[s.node, "X itself" if s.is_x else "another tensor", s.storage] for s in record.stops]
+    rows += [[s.node, s.tensor, s.storage] for s in record.stops]
     rows += [["AccumulateGrad", outcome, ""], ["X.grad", "", record.grad.storage]]
     return _svg(height, title, body), f"{record.before} before the Function\n{table(rows)}"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rawgrad import cuda, probes, raw, runtime, specimens
 
-# Names are the code that a learner would type. X is [8, 8]; for squeeze(1) it is made as [8, 1, 8].
+# Names are the code that a learner would type. X is [8, 8], but where the name says otherwise.
 BEFORE = {
     "nothing": lambda X: X,
     "view(64)": lambda X: X.view(64),
@@ -24,7 +24,7 @@ BEFORE = {
     "t()": lambda X: X.t(),
     "permute(1, 0)": lambda X: X.permute(1, 0),
     "unsqueeze(0)": lambda X: X.unsqueeze(0),
-    "squeeze(1)": lambda X: X.squeeze(1),
+    "squeeze(1) of [8, 1, 8]": lambda X: X.squeeze(1),
     "squeeze()": lambda X: X.squeeze(),
     "contiguous()": lambda X: X.contiguous(),
     "expand(8, 8)": lambda X: X.expand(8, 8),
@@ -85,12 +85,9 @@ class Timeline:
             return "nothing has run yet"
         if self.backwards[-1].raised:
             return f"raises at backward {len(self.backwards)}"
-        return "silent and right" if self.right else "silent and wrong"
-
-    @property
-    def right(self) -> bool:
-        """Every gradient that was handed out was right, and X is what it was."""
-        return self.x_intact and all(b.grad == b.right_grad for b in self.backwards if not b.raised)
+        if any(b.grad != b.right_grad for b in self.backwards):
+            return "silent and wrong"
+        return "silent and right" if self.x_intact else "silent: the gradient is right, and X is overwritten"
 
 
 def version_timeline(
@@ -127,7 +124,7 @@ class _Run:
 
     def __init__(self, before: str, writer: str, repair: str, hook: str):
         backend = _kernel(writer)
-        shape = (8, 1, 8) if before == "squeeze(1)" else (8, 8)
+        shape = (8, 1, 8) if before.endswith("of [8, 1, 8]") else (8, 8)
         self.x = torch.arange(1.0, 65.0).view(shape).to(runtime.DEVICE).requires_grad_()
         self.kept = []  # what the hook keeps
         if hook == "prints the gradient":
@@ -203,7 +200,7 @@ class Stop:
 
     node: str
     storage: str  # letter; A is X's
-    is_x: bool  # the very tensor object X, not another one over its memory
+    tensor: str  # which tensor object: "X itself", "saved x" (the one that the Function saved), "a new tensor"
 
 
 @dataclass(frozen=True)
@@ -229,7 +226,8 @@ def gradient_path(before: str = "nothing", writer: str = "a kernel", repair: str
 
     def stop(node: str, gradient: Tensor) -> Stop:
         letter = letters.setdefault(gradient.untyped_storage().data_ptr(), "ABCDEFGH"[len(letters)])
-        return Stop(node, letter, gradient is run.x)
+        tensor = "X itself" if gradient is run.x else "saved x" if gradient is run.saved else "a new tensor"
+        return Stop(node, letter, tensor)
 
     saved, dy = stop("saved x", run.saved), torch.ones_like(run.y)
     stops, node = [stop("dy", dy)], run.y.grad_fn

@@ -74,7 +74,8 @@ class Knobs(Shown):
             title = self._svg.partition("<title>")[2].partition("</title>")[0].replace('"', "&quot;")
             packed = base64.b64encode(self._svg.encode()).decode()
             picture = f'<img alt="{title}" style="max-width:100%" src="data:image/svg+xml;base64,{packed}">'
-        return f"{picture}<pre>{escape(self.as_text())}</pre>"
+        table = f'<pre style="white-space:pre;overflow-x:auto">{escape(self.as_text())}</pre>'
+        return f"{picture}{table}<p><small>Run this cell for live knobs.</small></p>"
 
     def as_text(self) -> str:
         knobs = "; ".join(f"{name}: {control.value}" for name, control in self.controls.items())
