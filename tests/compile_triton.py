@@ -3,19 +3,23 @@
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
+from rawgrad import specimens
 from rawgrad.ops import square
 
-KERNELS = [square._square_forward_kernel, square._square_backward_kernel]
-ELEMENTS = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp32", "bf16": "fp32"}  # and what the kernel computes in
+KERNELS = [
+    square._square_forward_kernel,
+    square._square_backward_kernel,
+    specimens._triple_flat_kernel,
+    specimens._triple_kernel,
+]
+# An element, and what square's kernels compute in
+ELEMENTS = {"fp64": square.tl.float64, "fp32": square.tl.float32, "fp16": square.tl.float32, "bf16": square.tl.float32}
 
 for kernel in KERNELS:
     for capability in (75, 90):
         for element, acc in ELEMENTS.items():
-            constants = {
-                "BLOCK_ROWS": 4,
-                "BLOCK_COLS": 256,
-                "ACC": getattr(square.tl, {"fp64": "float64", "fp32": "float32"}[acc]),
-            }
+            values = {"BLOCK": 1024, "BLOCK_ROWS": 4, "BLOCK_COLS": 256, "ACC": acc}
+            constants = {name: value for name, value in values.items() if name in kernel.arg_names}
             signature = {
                 name: "constexpr" if name in constants else f"*{element}" if name.endswith("_ptr") else "i64"
                 for name in kernel.arg_names

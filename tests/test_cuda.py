@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,12 +133,24 @@ def test_numbers_are_rounded_to_the_nearest_and_ties_to_even(dtype, device):
     edges = edges.float()[edges.isfinite()]
     ties = (edges[1:].double() + edges[:-1].double()).float() / 2
     x = torch.cat([x, edges, ties, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 65519.9, 65520.0, 1e38, 1e-45])])
-    x = torch.cat([x, torch.zeros(-len(x) % 64)]).to(device)
+    nans = torch.tensor([0x7FFFFFFF, 0x7F800001, -1, -0x7FFFFF], dtype=torch.int32).view(torch.float32)
+    x = torch.cat([x, nans, torch.zeros(-(len(x) + 4) % 64)]).to(device)
     y = torch.zeros(len(x), dtype=dtype, device=device)
     launch("narrow", (len(x) // 64,), (64,), x, y)
     want = x.to(dtype)
     assert torch.equal(y.isnan(), want.isnan())
     assert torch.equal(y.nan_to_num(0, 1, -1), want.nan_to_num(0, 1, -1))
+
+
+def test_nvrtc_is_told_not_to_fuse(monkeypatch):
+    core, told = runtime.cuda_core(), {}
+    spy = SimpleNamespace(
+        Program=core.Program, ProgramOptions=lambda **given: told.update(given) or core.ProgramOptions(**given)
+    )
+    monkeypatch.setattr(runtime, "cuda_core", lambda: spy)
+    cuda._cubin.cache_clear()
+    cuda.compile_for(EVERY_CU[0], "sm_90")
+    assert told["fma"] is False
 
 
 def test_multiplication_and_addition_are_not_fused(device):
@@ -164,6 +177,39 @@ def test_launches_from_many_threads_do_not_mix(device):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_thread_that_torch_has_not_touched_can_launch(device):
+    x, y, failed = torch.ones(4, device=device), torch.zeros(4, device=device), []
+    launch("add_one", (1,), (4,), x, y, 4)  # built and loaded, so that the thread only launches
+
+    def work():
+        try:
+            launch("add_one", (1,), (4,), x, y, 4)
+        except Exception as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_can_launch_though_the_parent_is_in_a_launch():
+    y = torch.zeros(1)
+    text = 'extern "C" __global__ void k(float* y) { y[0] = 5; }'
+    cuda.launch(text, "k", (1,), (1,), y)
+    with cuda._host:
+        child = os.fork()
+        if child == 0:
+            import signal
+
+            signal.alarm(10)
+            cuda.launch(text, "k", (1,), (1,), y)
+            os._exit(0 if y.item() == 5 else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_changed_file_is_compiled_anew(tmp_path, device):
@@ -193,7 +239,14 @@ F32, F64, I32 = (torch.zeros(4, dtype=dtype, device=runtime.DEVICE) for dtype in
         ("add_one", (F32, torch.zeros(4, device="meta"), 4), ValueError, "takes tensors of one device, got y on meta beside"),
         ("scalars", (F64, 1, 1, -1, 1, 1, 1), ValueError, "takes 0 to 4294967295 for c .* got -1"),
         ("scalars", (F64, 1, 1, 1, "x", 1, 1), TypeError, r"takes a number for d \(float\), got 'x'"),
-        ("add_two", (F32,), ValueError, "has no kernel 'add_two'; it has 'add_one', "),
+        ("add_two", (F32,), ValueError, "has no kernel 'add_two'; its extern \"C\" __global__ functions are 'add_one', "),
+        (
+            "scalars",
+            (F64, 1, 1, 1, 1e300, 1, 1),
+            ValueError,
+            r"takes -3.40\d+e\+38 to 3.40\d+e\+38 for d \(float\), got 1e\+300",
+        ),
+        ("scalars", (F64, 1, 1, 1, 1j, 1, 1), TypeError, r"takes a number for d \(float\), got 1j"),
         ("commented_out", (4,), ValueError, "has no kernel 'commented_out'"),
     ],
 )
@@ -211,8 +264,10 @@ def test_a_tensor_of_another_kind_of_device_is_refused():
 @pytest.mark.parametrize(
     ("grid", "block", "message"),
     [
-        ((0,), (1,), r"a grid has up to three sizes from 1 to .* got \(0, 1, 1\)"),
-        ((1, 65_536), (1,), r"a grid .* got \(1, 65536, 1\)"),
+        ((0,), (1,), r"a grid has up to three whole sizes, from 1 to .* got \(0,\)"),
+        ((1000 / 128,), (128,), r"a grid has up to three whole sizes, .* got \(7.8125,\)"),
+        (8, (128,), "a grid has up to three whole sizes, .* got 8"),
+        ((1, 65_536), (1,), r"a grid .* got \(1, 65536\)"),
         ((1,), (1, 1, 65), r"a block .* got \(1, 1, 65\)"),
         ((1,), (64, 32), r"a block has at most 1024 threads, got \(64, 32, 1\)"),
         ((1, 1, 1, 1), (1,), r"a grid .* got \(1, 1, 1, 1\)"),
@@ -233,6 +288,31 @@ def test_a_16_bit_scalar_is_refused():
     text = 'extern "C" __global__ void k(T* x, T a) {}'
     with pytest.raises(TypeError, match="declares a as T = float16, which a number cannot be: declare it float"):
         cuda.launch(text, "k", (1,), (1,), torch.zeros(1, dtype=torch.float16, device=runtime.DEVICE), 1.0)
+
+
+def test_a_kernel_with_a_mangled_name_is_refused_on_both_sides():
+    with pytest.raises(ValueError, match='has no kernel .k.; its extern "C" __global__ functions are none'):
+        cuda.launch("__global__ void k(float* x) { x[0] = 7; }", "k", (1,), (1,), F32)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
+def test_a_fake_tensor_is_refused():
+    with torch._subclasses.FakeTensorMode(), pytest.raises(ValueError, match="takes a tensor with memory for x"):
+        launch("add_one", (1,), (4,), torch.ones(4), torch.ones(4), 4)
+
+
+def test_an_error_in_a_template_names_the_line_that_asked_for_it():
+    text = '\nextern "C" __global__ void k(T* x) {\n  x[0] = rounded<T>(value(x[0]) * 2.0);\n}'
+    for compile in (lambda: cuda.launch(text, "k", (1,), (1,), torch.ones(1, dtype=torch.float16)),):
+        with pytest.raises(cuda.CompileError, match=r"^kernel.cu, line 3: .*: x\[0\] = rounded") as caught:
+            compile()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_warning_is_not_taken_for_the_error():
+    text = '#warning "error: not one"\nextern "C" __global__ void k(float* x) {\n  x[0] = missing;\n}'
+    with pytest.raises(cuda.CompileError, match="kernel.cu, line 3: .*missing"):
+        cuda.launch(text, "k", (1,), (1,), F32)
 
 
 BROKEN = '\n\nextern "C" __global__ void k(float* x) {\n  x[0] = not_declared;\n}\n'
@@ -286,6 +366,19 @@ def test_a_build_is_found_again(tmp_path):
 def test_two_processes_can_build_the_same_at_once(tmp_path):
     assert [process.wait() for process in [run_square(tmp_path), run_square(tmp_path)]] == [0, 0]
     assert [path.suffix for path in (tmp_path / "rawgrad").iterdir()] == [".so"]
+
+
+def test_another_compiler_or_flag_is_another_build(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "cache_folder", lambda: tmp_path)
+    text = 'extern "C" __global__ void k(float* x) {}'
+    built = {cuda._shared_object(text, "k.cu", "float")}
+    built.add(cuda._shared_object(text, "k.cu", "double"))
+    command = runtime.compiler()
+    monkeypatch.setattr(runtime, "compiler", lambda: (*command, "-DNDEBUG"))
+    built.add(cuda._shared_object(text, "k.cu", "float"))
+    monkeypatch.setattr(runtime, "compiler_version", lambda: "another version")
+    built.add(cuda._shared_object(text, "k.cu", "float"))
+    assert len(built) == 4
 
 
 def test_two_threads_can_build_the_same_at_once(tmp_path, monkeypatch):

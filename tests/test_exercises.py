@@ -94,6 +94,30 @@ def test_a_file_that_cannot_be_read_is_put_aside_and_nothing_is_lost(file):
     assert file.with_suffix(".unreadable").read_text() == '{"P": ["A"'
 
 
+def test_two_unreadable_files_are_both_put_aside(file):
+    file.parent.mkdir()
+    for number, text in enumerate(("[1, 2]", '{"P": 5}', "{")):
+        file.write_text(text)
+        press(predict("P", "What?", "0", "1"), "AB"[number % 2])
+    assert sorted(path.read_text() for path in file.parent.glob("*.unreadable*")) == ["[1, 2]", "{", '{"P": 5}']
+
+
+def test_two_notebooks_do_not_undo_each_other(file):
+    press(predict("P", "What?", "0", "1", "2"), "A")
+    file.write_text('{"P": ["A", "C"]}')  # the other notebook's kernel
+    press(predict("Q", "What?", "0", "1"), "B")
+    assert json.loads(file.read_text()) == {"P": ["A", "C"], "Q": ["B", "B"]}
+
+
+def test_a_file_that_cannot_be_written_is_said_and_the_outcome_still_follows(monkeypatch, tmp_path):
+    (tmp_path / "work").touch()
+    monkeypatch.setenv("RAWGRAD_ANSWERS", str(tmp_path / "work" / "answers.json"))
+    asked, shown = predict("P", "What?", "0", "1"), outcome("P", 1)
+    press(asked, "B")
+    assert "This answer cannot be kept in a file" in asked.children[2].value
+    assert "You predicted B, too" in shown.children[0].value
+
+
 def test_an_answer_that_is_no_longer_an_option_is_not_shown(file):
     press(predict("P", "What?", "0", "1", "2"), "C")
     assert predict("P", "What?", "0", "1").answer is None
@@ -146,6 +170,17 @@ def new_memory(ctx, dy):
     return dx
 
 
+def asserts(ctx, dy):
+    assert not getattr(ctx, "used", False)
+    ctx.used = True
+    return over_saved(ctx, dy)
+
+
+def ignores_dy(ctx, dy):
+    (x,) = ctx.saved_tensors
+    return 2 * x
+
+
 def always_raises(ctx, dy):
     raise RuntimeError("never")
 
@@ -154,7 +189,7 @@ def gradient_zero(ctx, dy):
     return announced(ctx, dy) * 0
 
 
-@pytest.mark.parametrize("answer", [announced, announced_first, one_shot], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("answer", [announced, announced_first, one_shot, asserts], ids=lambda f: f.__name__)
 def test_loud_answers_pass(answer):
     verdict = check("02.1 loud", answer)
     assert verdict.passed
@@ -169,6 +204,7 @@ def test_an_answer_that_is_right_already_passes_as_loud():
     ("answer", "evidence"),
     [
         (over_saved, "straight, the second backward is silent and wrong: in X.grad, element \\[0, 0\\] is 6 where 4 is right"),
+        (ignores_dy, "straight, in the first gradient, element"),
         (always_raises, "straight, the first backward raises already, with RuntimeError: never"),
         (gradient_zero, "straight, in the first gradient, element \\[0, 0\\] is 0 where 2 is right"),
         (lambda ctx, dy: over_saved(ctx, dy).clone(), "the second backward is silent and wrong"),
@@ -176,7 +212,16 @@ def test_an_answer_that_is_right_already_passes_as_loud():
         (lambda ctx, dy: over_saved(ctx, dy)[0], "your code raised RuntimeError|the first backward raises already"),
         (lambda ctx, dy: 1 / 0, "your code raised ZeroDivisionError: division by zero"),
     ],
-    ids=["as_given", "always_raises", "wrong_first", "clones_the_result", "returns_nothing", "wrong_shape", "mistake"],
+    ids=[
+        "as_given",
+        "ignores_dy",
+        "always_raises",
+        "wrong_first",
+        "clones_the_result",
+        "returns_nothing",
+        "wrong_shape",
+        "mistake",
+    ],
 )
 def test_wrong_loud_answers_are_refused(answer, evidence):
     import re
@@ -201,6 +246,21 @@ def saves_a_clone(ctx, x):
     return x * x
 
 
+def keeps_clones_on_ctx(ctx, x):
+    ctx.save_for_backward(x)
+    ctx.one, ctx.more = x.clone(), [x.clone()]
+    return x * x
+
+
+def forward_of_five(ctx, x):
+    ctx.save_for_backward(x)
+    return x * 0 + 5
+
+
+def wrong_behind_sum(ctx, dy):
+    return new_memory(ctx, dy) if dy.is_contiguous() else torch.full_like(dy, 99)
+
+
 def clones_first(ctx, dy):
     (x,) = ctx.saved_tensors
     x = x.clone()
@@ -220,6 +280,19 @@ def keeps_a_workspace(ctx, dy):
     return workspace.view(x.shape)
 
 
+workspaces = {}
+
+
+def keeps_two_workspaces(ctx, dy):
+    """A kept buffer for contiguous dy (handed out as a copy), and one for all others, handed out itself."""
+    (x,) = ctx.saved_tensors
+    if dy.is_contiguous():
+        return new_memory(ctx, dy)
+    kept = workspaces.setdefault(x.shape, torch.empty_like(x))
+    square_backward(x, dy, kept)
+    return kept[:]
+
+
 def doubles_dy(ctx, dy):
     (x,) = ctx.saved_tensors
     square_backward(torch.ones_like(dy), dy, dy)
@@ -231,9 +304,10 @@ def doubles_dy(ctx, dy):
     [
         (function(saves_x, new_memory), "keeps +0 N until backward beside x"),
         (function(saves_x, clones_first), "keeps +0 N until backward beside x"),
+        (function(keeps_clones_on_ctx, new_memory), "keeps +2 N until backward beside x, which x itself could serve as"),
         (function(saves_a_clone, new_memory), "keeps +1 N until backward beside x, which x itself could serve as"),
     ],
-    ids=["new_memory", "clone_in_backward", "clone_in_forward"],
+    ids=["new_memory", "clone_in_backward", "clones_on_ctx", "clone_in_forward"],
 )
 def test_right_answers_pass_and_are_told_what_they_keep(answer, extra):
     verdict = check("02.2 right", answer)
@@ -251,11 +325,27 @@ def test_right_answers_pass_and_are_told_what_they_keep(answer, extra):
             "straight, after backward 2, in X.grad, element \\[0, 0\\] is 6 where 4 is right",
         ),
         (function(saves_x, doubles_dy), "backward 1 changes dy, which is the caller's"),
-        (function(saves_x, keeps_a_workspace), "in X.grad, element|they share memory"),
+        (function(saves_x, keeps_a_workspace), "straight, after backward [23], in X.grad, element"),
+        (function(saves_x, keeps_two_workspaces), "the backward of another tensor changes the gradient .* they share memory"),
+        (function(saves_x, ignores_dy), "straight, after backward 1, in X.grad, element"),
+        (function(forward_of_five, new_memory), "straight, forward is not x\\^2: element \\[0, 0\\] is 5 where 1 is right"),
+        (function(saves_x, wrong_behind_sum), "behind sum\\(\\), .*, element \\[0, 0\\] is 99 where 2 is right"),
         (function(saves_x, lambda ctx, dy: new_memory(ctx, dy) + 1), "in X.grad, element"),
         (42, "your code raised AttributeError"),
     ],
-    ids=["as_given", "announced", "clone_then_write", "doubles_dy", "workspace", "wrong", "no_function"],
+    ids=[
+        "as_given",
+        "announced",
+        "clone_then_write",
+        "doubles_dy",
+        "workspace",
+        "workspaces",
+        "ignores_dy",
+        "forward",
+        "behind_sum",
+        "wrong",
+        "no_function",
+    ],
 )
 def test_wrong_right_answers_are_refused(answer, evidence):
     import re

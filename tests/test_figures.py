@@ -30,7 +30,11 @@ STRIPS = [
     for repair in scenarios.READINGS
 ] + [figures.memory_strip(scenarios.view_strip(view)) for view in scenarios.VIEWS]
 GRAPHS = [figures.graph(scenarios.graph(retain, backwards)) for retain in (False, True) for backwards in (0, 1, 2)]
-PATHS = [figures.gradient_path(scenarios.gradient_path(before)) for before in scenarios.BEFORE]
+PATHS = [
+    figures.gradient_path(scenarios.gradient_path(before, repair=repair))
+    for before in scenarios.BEFORE
+    for repair in scenarios.REPAIRS
+]
 ALL = TIMELINES + PATHS + STRIPS + GRAPHS
 
 

@@ -48,6 +48,22 @@ def test_reset_archives_the_copy_and_takes_a_fresh_one():
     assert json.loads(copied.read_text())["cells"]
 
 
+def test_two_resets_at_once_keep_both():
+    copied = next(path for path in lab.copy_missing() if path.name.startswith("02"))
+    for text in ("mine", "mine, too"):
+        copied.write_text(text)
+        lab.reset("02")
+    assert sorted(path.read_text() for path in (lab.WORK / "archive").iterdir()) == ["mine", "mine, too"]
+
+
+def test_a_copy_that_is_cut_short_is_made_again(monkeypatch):
+    monkeypatch.setattr(lab.os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        lab.copy_missing()
+    monkeypatch.undo()
+    assert not list((ROOT / "work").glob("*.part"))
+
+
 @pytest.mark.parametrize("number", ["", "9", "0x"])
 def test_reset_of_no_notebook_says_which_there_are(number):
     with pytest.raises(SystemExit, match="say which notebook: make reset NB=..., one of .*02"):

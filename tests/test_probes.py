@@ -16,6 +16,13 @@ def test_a_look_says_where_and_how_a_tensor_lies(device):
     assert "digest=" not in repr(seen)
 
 
+def test_the_digest_is_of_the_whole_storage(device):
+    x = torch.zeros(4, device=device)
+    before = look(x[:1])
+    x.data[3] = 1
+    assert written_unseen(before, look(x[:1]))
+
+
 def test_looking_changes_nothing(device):
     x = torch.randn(3, device=device, requires_grad=True)
     assert look(x) == look(x)

@@ -301,6 +301,39 @@ def test_a_machine_without_any_kernel_says_so_in_one_sentence(monkeypatch):
     assert version_timeline(writer="torch in place").verdict == "raises at backward 2"
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: version_timeline("veiw(64)"), "before is one of 'nothing', .* got 'veiw"),
+        (lambda: version_timeline(writer="triton"), "writer is one of 'a kernel', .* got 'triton'"),
+        (lambda: version_timeline(repair="clone"), "repair is one of 'none', .* got 'clone'"),
+        (lambda: version_timeline(hook="keep the gradient"), "hook is one of 'none', .* got 'keep the gradient'"),
+        (lambda: version_timeline(backwards=4), "backwards is one of 0, 1, 2, 3, got 4"),
+        (lambda: memory_strip("sum"), r"consumer is one of 'y.sum\(\)', .* got 'sum'"),
+        (lambda: memory_strip(writer="torch in place"), "writer is one of 'a kernel', .* got 'torch in place'"),
+        (lambda: scenarios.view_strip("m.T"), "view is one of 'm', .* got 'm.T'"),
+        (lambda: scenarios.recording("x"), "name is one of 'stale_print', .* got 'x'"),
+    ],
+)
+def test_a_value_that_no_knob_has_is_refused_in_one_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize(("cured", "second"), [("GradientInNewMemory", 14), ("ReadsContiguous", 12), ("ReadsStrides", 12)])
+def test_f16_the_cured_can_be_differentiated_again(cured, second, writer, device):
+    """x^3 and the cured Function at 2, by .backward() and by grad; and by gradgradcheck."""
+    x = torch.full((1, 1), 2.0, dtype=torch.float64, device=device, requires_grad=True)
+    function = lambda x: getattr(specimens, cured).apply(x, writer)  # noqa: E731
+    (g,) = torch.autograd.grad((x**3 + function(x)).sum(), x, create_graph=True)
+    assert torch.autograd.grad(g, x, retain_graph=True)[0].item() == second
+    g.backward()
+    assert x.grad.item() == second
+    x = torch.randn(2, 3, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradgradcheck(function, x, gen_non_contig_grad_outputs=True)
+
+
 def test_an_error_of_another_kind_is_not_taken_for_autograds_refusal(monkeypatch):
     monkeypatch.setattr(specimens, "multiply_into_saved", lambda x, dy, writer: (_ for _ in ()).throw(RuntimeError("broken")))
     with pytest.raises(RuntimeError, match="broken"):

@@ -1,5 +1,7 @@
 """square against its reference: values, gradients, second derivatives, layouts, edges, errors."""
 
+import threading
+
 import pytest
 import torch
 from conftest import LAYOUTS, assert_error_within_budget
@@ -57,7 +59,7 @@ def test_every_layout_of_x_and_of_dy_gives_the_reference(backend, dtype, x_layou
         pytest.param(lambda **kw: torch.randn(2, 3, 4, 5, **kw).permute(0, 2, 1, 3), id="4-d_permuted"),
         pytest.param(lambda **kw: torch.randn(2, 2, 3, 2, 3, 2, **kw).permute(5, 3, 1, 0, 2, 4)[:, ::2], id="6-d_permuted"),
         pytest.param(lambda **kw: torch.randn(2, op.BLOCK + 3, **kw), id="rows_longer_than_a_block"),
-        pytest.param(lambda **kw: torch.randn(70_001, 2, **kw)[:, :1], id="more_rows_than_a_grid_has"),
+        pytest.param(lambda **kw: torch.randn(30, 3, 3, 3, 3, **kw)[:, :2, :2, :2, :2], id="5-d_with_gaps"),
     ],
 )
 def test_every_shape_gives_the_reference(make, backend, device):
@@ -110,6 +112,92 @@ def test_offsets_are_64_bits_wide(backend, device, tmp_path):
     assert dx.flatten().tolist() == [6, -8]
 
 
+def test_offsets_from_a_position_are_64_bits_wide_too(backend, device, tmp_path):
+    """The stride fits 32 bits and the place does not."""
+    step = 2**30
+    if device == "cpu":
+        storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=3 * step + 1, dtype=torch.float16)
+    else:
+        storage = torch.empty(3 * step + 1, dtype=torch.float16, device=device)
+    x = storage.as_strided((4, 1), (step, 1))
+    x.copy_(torch.tensor([[1.0], [2], [3], [4]]))
+    y, dx = value_and_gradient(lambda x: square(x, backend), x, torch.ones(4, 1, dtype=torch.float16, device=device))
+    assert y.flatten().tolist() == [1, 4, 9, 16]
+    assert dx.flatten().tolist() == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_many_rows_and_planes_are_walked_by_a_small_grid(backend, monkeypatch, device):
+    """A grid's y and z end at 65,535; here they end at 2, so that every thread has to walk."""
+    launched = []
+    real = op.cuda.launch
+    small = lambda source, kernel, grid, *rest: launched.append(grid) or real(source, kernel, (grid[0], 1, 1), *rest)  # noqa: E731
+    monkeypatch.setattr(op.cuda, "launch", small)
+    x = torch.randn(5, 301, 3, device=device)[:, ::2, :2]
+    y, dx = value_and_gradient(lambda x: square(x, backend), x, x)
+    assert torch.equal(y, x * x)
+    assert torch.equal(dx, 2 * x * x)
+    if backend == "cuda":
+        assert [(down > 1, deep > 1) for _, down, deep in launched] == [(True, True)] * 2
+
+
+def test_more_planes_than_a_grid_has(device):
+    x = torch.randn(70_000, 3, 3, device=device)[:, :2, :2]
+    assert torch.equal(square(x, "cuda"), x * x)
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize(
+    ("x", "dy", "dx", "error", "message"),
+    [
+        pytest.param(
+            torch.ones(1), torch.ones(1), torch.empty(99), ValueError, r"one shape, .* got \(99,\) .* beside \(1,\)", id="shape"
+        ),
+        pytest.param(
+            torch.ones(1), torch.ones(1).half(), torch.ones(1), ValueError, "got .* torch.float16 cpu beside", id="dtype"
+        ),
+        pytest.param(
+            torch.ones(1), torch.ones(1), torch.ones(1).long(), ValueError, "got .* torch.int64 cpu beside", id="result"
+        ),
+        pytest.param(
+            torch.ones(1).int(), torch.ones(1).int(), torch.ones(1).int(), TypeError, "got torch.int32", id="integers"
+        ),
+        pytest.param(
+            torch.ones(1),
+            torch.ones(1),
+            torch.ones(1)._neg_view(),
+            ValueError,
+            "cannot write to a lazily negated",
+            id="negated",
+        ),
+    ],
+)
+def test_the_bare_launch_says_what_is_wrong_before_it_launches(backend, x, dy, dx, error, message):
+    if runtime.problem(backend, "cpu"):
+        pytest.skip("needs Triton's interpreter for CPU tensors")
+    with pytest.raises(error, match=message):
+        op.square_backward(x, dy, dx, backend)
+
+
+def test_the_interpreter_can_be_used_by_several_threads(device):
+    x, wrong = torch.arange(6.0, device=device), []
+
+    def work():
+        for _ in range(20):
+            try:
+                if not torch.equal(square(x, "triton"), x * x):
+                    wrong.append("value")
+            except Exception as problem:
+                wrong.append(problem)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 def test_gradcheck_and_gradgradcheck_through_the_kernel(backend, device):
     x = torch.randn(3, 5, dtype=torch.float64, device=device, requires_grad=True)
     compositions = {
@@ -152,6 +240,10 @@ def test_a_lazily_negated_tensor_is_read_with_its_sign(backend, device):
     assert dx.tolist() == [8, 32]
     x = torch.ones(2, dtype=torch.float64, device=device)
     assert value_and_gradient(lambda x: square(x, backend), x, negated)[1].tolist() == [-4, 8]
+    x = torch.ones(2, dtype=torch.float64, device=device, requires_grad=True)
+    dy = torch.ones(2, dtype=torch.float64, device=device, requires_grad=True)
+    (dx,) = torch.autograd.grad(square(x, backend), x, dy, create_graph=True)
+    assert [g.tolist() for g in torch.autograd.grad(dx, (x, dy), negated)] == [[-4, 8], [-4, 8]]
 
 
 def test_none_takes_the_first_backend_that_runs(device):

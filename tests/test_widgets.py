@@ -55,6 +55,18 @@ def test_the_bundle_says_itself_three_times(knobs):
     assert bundle["text/plain"] == "number: 0\nthe number is 0"
 
 
+@pytest.mark.parametrize(("colab", "stock"), [(False, False), (True, True)])
+def test_stock_display_is_off_but_on_colab(colab, stock):
+    """ipywidgets 7 shows itself by _ipython_display_, past the bundle; what Colab prefers nobody has seen."""
+    import subprocess
+    import sys
+
+    code = "import sys, types\n" + ("sys.modules['google.colab'] = types.ModuleType('c')\n" if colab else "")
+    code += "from rawgrad.widgets import Shown; print('_ipython_display_' in vars(Shown))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(not stock)
+
+
 def test_a_title_cannot_break_out_of_its_attribute():
     shown = Knobs(lambda n: ('<svg><title>a "b" &lt;c&gt;</title></svg>', "t"), {"n": [1, 2]})
     assert 'alt="a &quot;b&quot; &lt;c&gt;"' in shown.as_html()

@@ -4,6 +4,7 @@ Learners never work in notebooks/, whose outputs are compared and would give eve
 work/, which git ignores, without outputs. An existing copy is never overwritten.
 """
 
+import itertools
 import json
 import os
 import secrets
@@ -29,7 +30,9 @@ def copy(source: Path, target: Path) -> None:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
-    target.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    whole = target.with_suffix(".part")  # put in place in one step: a copy that is cut short would never be overwritten
+    whole.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    os.replace(whole, target)
     NotebookNotary().sign(nbformat.read(target, as_version=4))  # ours, and without outputs: trusted
 
 
@@ -49,7 +52,8 @@ def reset(number: str) -> str:
         names = ", ".join(path.name[:2] for path in sorted(NOTEBOOKS.glob("*.ipynb")))
         sys.exit(f"say which notebook: make reset NB=..., one of {names}")
     copied = WORK / found[0].name
-    archive = WORK / "archive" / f"{copied.stem}_{time.strftime('%Y%m%d-%H%M%S')}.ipynb"
+    stem = WORK / "archive" / f"{copied.stem}_{time.strftime('%Y%m%d-%H%M%S')}"
+    archive = next(path for n in itertools.count() if not (path := Path(f"{stem}{f'-{n}' if n else ''}.ipynb")).exists())
     archive.parent.mkdir(parents=True, exist_ok=True)
     kept = ""
     if copied.exists():

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import platform
 import re
@@ -99,18 +100,18 @@ def _without_comments(text: str) -> str:
 
 @functools.cache
 def _kernels(text: str) -> dict[str, str]:
-    """Name -> parameter list, of every kernel in `text`."""
-    pattern = (
-        r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)"
-    )
-    return dict(re.findall(pattern, _without_comments(text)))
+    """Name -> parameter list, of every `extern "C" __global__` function in `text`."""
+    pattern = r'extern\s+"C"\s+((?:__global__\s+|void\s+|__launch_bounds__\s*\([^)]*\)\s*)+)(\w+)\s*\(([^)]*)\)'
+    found = re.findall(pattern, _without_comments(text))
+    return {name: parameters for words, name, parameters in found if "__global__" in words}
 
 
 @functools.cache
 def _declaration(text: str, label: str, kernel: str) -> tuple[_Parameter, ...]:
     kernels = _kernels(text)
     if kernel not in kernels:
-        raise ValueError(f"{label} has no kernel {kernel!r}; it has {', '.join(map(repr, kernels)) or 'none'}")
+        have = ", ".join(map(repr, kernels)) or "none"
+        raise ValueError(f'{label} has no kernel {kernel!r}; its extern "C" __global__ functions are {have}')
     parameters = []
     for declared in filter(None, (part.strip() for part in kernels[kernel].split(","))):
         words = re.sub(r"\b(const|__restrict__)\b", " ", declared.replace("*", " * ")).split()
@@ -125,10 +126,11 @@ def _declaration(text: str, label: str, kernel: str) -> tuple[_Parameter, ...]:
 
 
 def _sizes(what: str, sizes: Sequence[int], limits: tuple[int, ...]) -> tuple[int, int, int]:
-    sizes = (*map(int, sizes), 1, 1, 1)[: max(3, len(sizes))]
-    if len(sizes) > 3 or not all(1 <= size <= limit for size, limit in zip(sizes, limits, strict=True)):
-        raise ValueError(f"a {what} has up to three sizes from 1 to {limits}, got {tuple(sizes)}")
-    return sizes
+    whole = isinstance(sizes, Sequence) and len(sizes) <= 3 and all(isinstance(size, int | np.integer) for size in sizes)
+    padded = (*map(int, sizes), 1, 1, 1)[:3] if whole else ()
+    if not whole or not all(1 <= size <= limit for size, limit in zip(padded, limits, strict=True)):
+        raise ValueError(f"a {what} has up to three whole sizes, from 1 to {limits}, got {sizes!r}")
+    return padded
 
 
 def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> tuple[str, torch.device, list]:
@@ -154,6 +156,8 @@ def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> 
         if device not in (None, argument.device):
             raise ValueError(f"{kernel} takes tensors of one device, got {parameter.name} on {argument.device} beside {device}")
         device = argument.device
+        if argument.numel() and not argument.is_meta and argument.data_ptr() == 0:
+            raise ValueError(f"{kernel} takes a tensor with memory for {parameter.name}, got one without, such as a FakeTensor")
     if device is None:
         device = torch.device(runtime.DEVICE)
     if device.type not in ("cuda", "cpu"):
@@ -171,10 +175,11 @@ def _number(kernel: str, parameter: _Parameter, argument: float, element: str) -
     whole = not issubclass(width, np.floating)
     if whole and not isinstance(argument, int | np.integer | np.bool_):
         raise TypeError(f"{kernel} takes a whole number for {parameter.name} ({parameter.type}), got {argument!r}")
-    if not whole and not isinstance(argument, int | float | np.number):
+    if not whole and not isinstance(argument, int | float | np.integer | np.floating):
         raise TypeError(f"{kernel} takes a number for {parameter.name} ({parameter.type}), got {argument!r}")
-    low, high = (0, 1) if width is np.bool_ else (np.iinfo(width).min, np.iinfo(width).max) if whole else (None, None)
-    if whole and not low <= argument <= high:
+    info = None if width is np.bool_ else np.iinfo(width) if whole else np.finfo(width)
+    low, high = (0, 1) if info is None else (info.min, info.max) if whole else (float(info.min), float(info.max))
+    if not low <= argument <= high and abs(argument) != math.inf and argument == argument:
         raise ValueError(f"{kernel} takes {low} to {high} for {parameter.name} ({parameter.type}), got {argument}")
     return width(argument)
 
@@ -186,13 +191,19 @@ def _unit(text: str, label: str, element: str, before: str = "", after: str = ""
 
 
 def _compile_error(label: str, text: str, log: str) -> CompileError:
-    # g++ and clang++ say file:line:column: error: what; NVRTC says file(line): error: what
-    found = re.search(rf"{re.escape(label)}[:(](\d+)[^\n]*?error:?\s*([^\n]*)", log)
-    if not found:
-        return CompileError(f"{label} does not compile: {log.strip()[:500]}", log)
-    number = int(found[1])
-    line = (text.splitlines()[number - 1 : number] or [""])[0].strip()
-    return CompileError(f"{label}, line {number}: {found[2]}: {line}", log)
+    """The first error in one line, with the line of the `.cu`: where it is, or where the template that fails was asked for."""
+    # g++ and clang++ say file:line:column: error: what; NVRTC says file(line): error: what, or "at line 3 of file"
+    here = re.escape(label)
+    error = re.search(r"^(?!.*\bwarning\b)[^\n]*?\berror\b[^:\n]*:\s*([^\n]*)", log, flags=re.MULTILINE)
+    what = error[1].strip() if error else " ".join(log.split())[:300]
+    at = re.search(rf"{here}[:(](\d+)[^\n]*?\berror\b[^:\n]*:\s*([^\n]*)", log)
+    if at:
+        what = at[2].strip()
+    at = at or re.search(rf"{here}[:(](\d+)", log) or re.search(rf"line (\d+) of {here}", log)
+    if not at:
+        return CompileError(f"{label} does not compile: {what}", log)
+    line = (text.splitlines()[int(at[1]) - 1 : int(at[1])] or [""])[0].strip()
+    return CompileError(f"{label}, line {at[1]}: {what}: {line}", log)
 
 
 # On a GPU
@@ -218,9 +229,9 @@ def _cubin(text: str, label: str, element: str, architecture: str):
     try:
         return core.Program(_unit(text, label, element), "c++", options).compile("cubin")
     except Exception as problem:
-        if "error" in str(problem) and label in str(problem):
-            raise _compile_error(label, text, str(problem)) from None
-        raise
+        if "log:" not in str(problem):  # not the compiler's word: no NVRTC here, say
+            raise
+        raise _compile_error(label, text, str(problem)) from None
 
 
 _gpu_build = threading.Lock()
@@ -228,7 +239,8 @@ _gpu_build = threading.Lock()
 
 def _on_gpu(text, label, element, kernel, device, grid, block, values) -> None:
     core = runtime.cuda_core()
-    with torch.cuda.device(device):  # cuda.core launches into the current context
+    with torch.cuda.device(device):
+        core.Device(device.index).set_current()  # a thread that torch has not touched yet has no context
         with _gpu_build:
             function = _gpu_function(text, label, element, kernel, device.index)
         stream = core.Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
@@ -237,8 +249,6 @@ def _on_gpu(text, label, element, kernel, device, grid, block, values) -> None:
 
 @functools.cache
 def _gpu_function(text: str, label: str, element: str, kernel: str, index: int):
-    core = runtime.cuda_core()
-    core.Device(index).set_current()
     major, minor = torch.cuda.get_device_capability(index)
     return _cubin(text, label, element, f"sm_{major}{minor}").get_kernel(kernel)
 
@@ -246,6 +256,15 @@ def _gpu_function(text: str, label: str, element: str, kernel: str, index: int):
 # On the host
 
 _host = threading.Lock()  # ctypes lets other threads run during a launch, and a build has one block's worth of state
+
+
+def _unlock() -> None:
+    global _host
+    _host = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # a child that was forked during a launch would wait for ever
+    os.register_at_fork(after_in_child=_unlock)
 
 
 def _on_host(text, label, element, kernel, device, grid, block, values) -> None:
@@ -283,8 +302,9 @@ def _shared_object(text: str, label: str, element: str) -> Path:
     os.close(handle)
     try:
         compiled = subprocess.run(
-            [*command, "-x", "c++", "-", "-o", built], input=unit, capture_output=True, text=True, check=False
-        )
+            [*command, "-x", "c++", "-", "-o", built],
+            input=unit, capture_output=True, text=True, check=False, env=runtime.environment(LC_ALL="C"),
+        )  # fmt: skip
         if compiled.returncode:
             raise _compile_error(label, text, compiled.stderr)
         os.replace(built, target)

@@ -1,7 +1,8 @@
 // Lets the host's C++ compiler run a CUDA kernel: one fiber a thread, one block at a time, threads in order.
 // So __syncthreads() works, __shared__ memory can be static, and the same launch always gives the same result.
 // What it does not have (warp intrinsics, dynamic shared memory) is a compile error.
-#define _XOPEN_SOURCE 700  // macOS hides ucontext without it
+#define _XOPEN_SOURCE 700  // macOS hides ucontext without it,
+#define _DARWIN_C_SOURCE   // and then much else without this
 #include <ucontext.h>
 
 #include <algorithm>

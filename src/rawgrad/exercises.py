@@ -4,6 +4,7 @@ A prediction is kept by its name, for as long as Python runs and in the learner'
 again, a restart and the next day find it. A verdict rests on a run of the learner's code.
 """
 
+import itertools
 import json
 import os
 import tempfile
@@ -26,26 +27,31 @@ _shown: dict[str, "Outcome"] = {}
 _answers: dict[str, list[str]] = {}  # name -> first and last answer
 
 
-def _kept() -> dict[str, list[str]]:
-    """The answers so far, with those of earlier sessions. A file that cannot be read is put aside, not overwritten."""
+def _stored() -> dict[str, list[str]]:
+    """What the learner's file holds. A file that is not such a record is put aside under a name of its own."""
     file = runtime.answers_file()
-    if file and file.exists():
-        try:
-            stored = json.loads(file.read_text())
-            return {**stored, **_answers}
-        except (ValueError, TypeError):
-            os.replace(file, file.with_suffix(".unreadable"))
-    return dict(_answers)
+    if file is None or not file.exists():
+        return {}
+    try:
+        stored = json.loads(file.read_text())
+        if all(isinstance(pair, list) and len(pair) == 2 for pair in stored.values()):
+            return stored
+    except (ValueError, AttributeError):
+        pass
+    aside = next(name for n in itertools.count() if not (name := file.with_suffix(f".unreadable{n or ''}")).exists())
+    os.replace(file, aside)
+    return {}
 
 
 def _keep(name: str, letter: str) -> None:
-    first = _kept().get(name, [letter])[0]
-    _answers[name] = [first, letter]
+    """Keep an answer beside the first one. Only this name is written, so that two notebooks do not undo each other."""
+    stored = _stored()
+    _answers[name] = [stored.get(name, _answers.get(name, [letter]))[0], letter]
     file = runtime.answers_file()
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
-            json.dump(_kept(), new, indent=1, sort_keys=True)
+            json.dump({**stored, name: _answers[name]}, new, indent=1, sort_keys=True)
         os.replace(new.name, file)
 
 
@@ -57,13 +63,14 @@ class Prediction(Shown):
         self.options = dict(zip("ABCDEFGH"[: len(options)], options, strict=True))
         answers = [f"<li><b>{letter}</b>&ensp;{escape(text)}</li>" for letter, text in self.options.items()]
         self._asked_html = f"<p><b>{escape(question)}</b></p><ul style='list-style:none;margin:0'>{''.join(answers)}</ul>"
-        kept = _kept().get(name, [None])[-1]
+        kept = {**_answers, **_stored()}.get(name, [None])[-1]
         self._buttons = ipywidgets.ToggleButtons(
             options=list(self.options), value=kept if kept in self.options else None, description="I predict"
         )
         self._buttons.style.button_width = "auto"
         self._buttons.observe(self._answered, names="value")
-        super().__init__([ipywidgets.HTML(self._asked_html), self._buttons])
+        self._trouble = ipywidgets.HTML()
+        super().__init__([ipywidgets.HTML(self._asked_html), self._buttons, self._trouble])
 
     @property
     def answer(self) -> str | None:
@@ -74,8 +81,12 @@ class Prediction(Shown):
         self._buttons.value = letter
 
     def _answered(self, change) -> None:
-        if change.new is not None:
-            _keep(self.name, change.new)
+        try:
+            if change.new is not None:
+                _keep(self.name, change.new)
+            self._trouble.value = ""
+        except OSError as problem:  # an observer's exception would show nowhere; the answer lasts as long as Python
+            self._trouble.value = f"<p role='alert'>This answer cannot be kept in a file: {escape(str(problem))}</p>"
         if self.name in _shown:
             _shown[self.name].refresh()
 
@@ -186,6 +197,11 @@ class _NotYet(Exception):
 BEFORE = {"straight": lambda X: X, "through a view": lambda X: X.view(-1)}
 
 
+def _counting_up(y: Tensor) -> Tensor:
+    """A gradient for y that no two elements share."""
+    return torch.arange(1.0, y.numel() + 1.0, device=y.device).view(y.shape)
+
+
 def _leaf() -> Tensor:
     return torch.arange(1.0, 9.0).view(4, 2).to(runtime.DEVICE).requires_grad_()
 
@@ -218,8 +234,10 @@ def _loud(backward: Callable) -> str:
         X = _leaf()
         right = 2 * X.detach().clone()
         y = Loud.apply(before(X))
+        dy = _counting_up(y)
+        right = right * dy.view(X.shape)
         try:
-            y.backward(torch.ones_like(y), retain_graph=True)
+            y.backward(dy, retain_graph=True)
         except NotImplementedError:  # a RuntimeError, too
             raise
         except RuntimeError as refusal:
@@ -228,8 +246,8 @@ def _loud(backward: Callable) -> str:
         if wrong:
             raise _NotYet(f"{way}, in the first gradient, {wrong}")
         try:
-            y.backward(torch.ones_like(y), retain_graph=True)
-        except RuntimeError:
+            y.backward(dy, retain_graph=True)
+        except Exception:  # any error is loud
             raised.append(way)
             continue
         wrong = _off(X.grad, 2 * right)
@@ -244,25 +262,31 @@ def _right(function: type[torch.autograd.Function]) -> str:
     """Any number of backwards are right, X and dy stay as they are; what is kept beside x is told."""
     for way, before in BEFORE.items():
         X = _leaf()
-        right, X_before = 2 * X.detach().clone(), probes.look(X)
+        X_before, squares = probes.look(X), before(X.detach() ** 2)
         y = function.apply(before(X))
-        dy = torch.ones_like(y)
+        wrong = _off(y.detach(), squares)
+        if wrong:
+            raise _NotYet(f"{way}, forward is not x^2: {wrong}")
+        dy = _counting_up(y)
+        right, dy_before = 2 * X.detach().clone() * dy.view(X.shape), dy.clone()
         for count in (1, 2, 3):
             y.backward(dy, retain_graph=True)
             if probes.look(X).digest != X_before.digest:
                 raise _NotYet(
                     f"{way}, backward {count} changes X: its first element is {X.detach().flatten()[0].item():g}, was 1"
                 )
-            if not torch.equal(dy, torch.ones_like(y)):
+            if not torch.equal(dy, dy_before):
                 raise _NotYet(f"{way}, backward {count} changes dy, which is the caller's")
             wrong = _off(X.grad, count * right)
             if wrong:
                 raise _NotYet(f"{way}, after backward {count}, in X.grad, {wrong}")
     first, second = _leaf(), _leaf()
-    function.apply(first).sum().backward()
-    kept = first.grad.clone()
-    (3 * function.apply(second)).sum().backward()
-    if not torch.equal(first.grad, kept):
+    for leaf, factor in ((first, 1), (second, 3)):
+        (factor * function.apply(leaf).sum()).backward()
+        wrong = _off(leaf.grad, factor * 2 * leaf.detach())
+        if wrong:
+            raise _NotYet(f"behind sum(), whose dy is one number with stride 0, {wrong}")
+    if not torch.equal(first.grad, 2 * first.detach()):
         raise _NotYet("the backward of another tensor changes the gradient that this one got: they share memory")
     extra = _kept_beside_x(function)
     told = f"keeps +{extra:g} N until backward beside x" + (", which x itself could serve as" if extra else "")
@@ -280,6 +304,10 @@ def _kept_beside_x(function: type[torch.autograd.Function]) -> float:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = function.apply(X)  # alive, and with it all that it saved, until the storages are counted
+    for value in vars(y.grad_fn).values():  # what was put on ctx instead
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, Tensor):
+                pack(tensor)
     kept.pop(X.untyped_storage().data_ptr(), None)
     kept.pop(y.untyped_storage().data_ptr(), None)
     return sum(kept.values()) / X.nbytes

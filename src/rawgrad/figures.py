@@ -299,8 +299,10 @@ def gradient_path(record: GradientPath) -> tuple[str, str]:
     outcome = "takes it over" if record.taken_over else "copies it"
     body += [_text(centres[-2], 141, outcome, bold=True)]
     tenants = _tenants(record)
-    left, block = 12, (_WIDTH - 24) / len(tenants)
-    for letter, who in tenants.items():
+    left = 12
+    longest = [max(len(f"memory {letter}"), *map(len, who)) for letter, who in tenants.items()]
+    for (letter, who), letters in zip(tenants.items(), longest, strict=True):
+        block = 56 + (_WIDTH - 24 - 56 * len(tenants)) * letters / sum(longest)
         body += [
             _box(left + 4, 206, block - 8, 44 + 26 * len(who), _fill(letter)),
             _text(left + 20, 234, f"memory {letter}", "start", bold=True),

@@ -4,6 +4,8 @@ The only module that reads the environment, and the first that loads: Triton loo
 it is imported, so the switch must be set before.
 """
 
+import atexit
+import contextlib
 import functools
 import importlib
 import os
@@ -12,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -113,6 +116,16 @@ def choose(backend: str | None, device: str = DEVICE) -> str:
     return backend
 
 
+_interpreter = threading.Lock()  # it patches triton.language for as long as a kernel runs
+
+
+@contextlib.contextmanager
+def triton_launch(tensor: torch.Tensor):
+    """Around every launch of a Triton kernel: on the device of `tensor`, and one at a time where it is interpreted."""
+    with torch.cuda.device_of(tensor), _interpreter if INTERPRETED else contextlib.nullcontext():
+        yield
+
+
 @functools.cache
 def cuda_core() -> ModuleType | None:
     """`cuda.core`, or `cuda.core.experimental` where an older version has it there, or None."""
@@ -148,13 +161,15 @@ def compiler_version() -> str:
 @functools.cache
 def cache_folder() -> Path:
     """Where builds are kept: rawgrad/ in $XDG_CACHE_HOME or ~/.cache; a folder of this process where that is read-only."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawgrad"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawgrad"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="rawgrad-"))
+    except (OSError, RuntimeError):  # a container's user may have no home at all
+        folder = Path(tempfile.mkdtemp(prefix="rawgrad-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
 
 def environment(**added: str) -> dict[str, str]:

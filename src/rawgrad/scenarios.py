@@ -1,6 +1,7 @@
 """A lesson's live experiments: knobs in, plain records out. Every record comes from a run that happens in the call."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,7 @@ def version_timeline(
     Raises:
         RuntimeError: this machine cannot run the writer; the sentence says what to do.
     """
+    known("backwards", backwards, range(MOST_BACKWARDS + 1))
     run = _Run(before, writer, repair, hook)
     done = []
     while len(done) < backwards and not (done and done[-1].raised):
@@ -112,7 +114,14 @@ def version_timeline(
     return Timeline(before, writer, repair, hook, tuple(done), x_intact=not run.x_changed())
 
 
-def _kernel(writer: str) -> str:
+def known(knob: str, value, values) -> None:
+    """Refuse a value that the knob does not have."""
+    if value not in values:
+        raise ValueError(f"{knob} is one of {', '.join(map(repr, values))}, got {value!r}")
+
+
+def _kernel(writer: str, writers: dict) -> str:
+    known("writer", writer, writers)
     backend = runtime.choose(WRITERS[writer])
     if writer == "a kernel" and backend == "torch":
         raise RuntimeError(f"no kernel runs here: {runtime.problem('triton')}; {runtime.problem('cuda')}")
@@ -123,7 +132,8 @@ class _Run:
     """One graph, and what it looks like from outside between two backwards."""
 
     def __init__(self, before: str, writer: str, repair: str, hook: str):
-        backend = _kernel(writer)
+        known("before", before, BEFORE), known("repair", repair, REPAIRS), known("hook", hook, HOOKS)
+        backend = _kernel(writer, WRITERS)
         shape = (8, 1, 8) if before.endswith("of [8, 1, 8]") else (8, 8)
         self.x = torch.arange(1.0, 65.0).view(shape).to(runtime.DEVICE).requires_grad_()
         self.kept = []  # what the hook keeps
@@ -146,7 +156,8 @@ class _Run:
         self.found = probes.look(self.saved)
 
     def _after_node(self, returned, _gradients) -> None:
-        self.left, self.returned_storage = probes.look(self.saved), returned[0].untyped_storage().data_ptr()
+        # The storage is held, so that its address cannot come back; the tensor is not, so that it can be taken over.
+        self.left, self.returned = probes.look(self.saved), returned[0].untyped_storage()
 
     def x_changed(self) -> bool:
         return probes.look(self.x).digest != self.x_first.digest
@@ -187,7 +198,7 @@ class _Run:
             return "nothing"
         if had_gradient:
             return "added"
-        return "taken over" if self.x.grad.untyped_storage().data_ptr() == self.returned_storage else "copied"
+        return "taken over" if self.x.grad.untyped_storage().data_ptr() == self.returned.data_ptr() else "copied"
 
 
 def _first(tensor: Tensor | None) -> float:
@@ -223,8 +234,10 @@ def gradient_path(before: str = "nothing", writer: str = "a kernel", repair: str
     """Follow the gradient of one backward through the graph that `version_timeline` runs; its knobs, its errors."""
     run = _Run(before, writer, repair, "none")
     letters = {run.x.untyped_storage().data_ptr(): "A"}
+    held = []  # every storage on the way, so that no address comes back
 
     def stop(node: str, gradient: Tensor) -> Stop:
+        held.append(gradient.untyped_storage())
         letter = letters.setdefault(gradient.untyped_storage().data_ptr(), "ABCDEFGH"[len(letters)])
         tensor = "X itself" if gradient is run.x else "saved x" if gradient is run.saved else "a new tensor"
         return Stop(node, letter, tensor)
@@ -232,7 +245,7 @@ def gradient_path(before: str = "nothing", writer: str = "a kernel", repair: str
     saved, dy = stop("saved x", run.saved), torch.ones_like(run.y)
     stops, node = [stop("dy", dy)], run.y.grad_fn
     while node.next_functions:  # all but AccumulateGrad
-        name = "f" if node is run.y.grad_fn else node.name().rstrip("0").removesuffix("Backward")
+        name = "f" if node is run.y.grad_fn else re.sub(r"Backward\d*$", "", node.name())
         node.register_hook(lambda returned, _, name=name: stops.append(stop(name, returned[0])))
         node = node.next_functions[0][0]
     run.y.backward(dy)
@@ -363,7 +376,8 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
         repair: what the backward does about layout, a key of READINGS or GUARDS.
         writer: which kernel, a key of KERNELS.
     """
-    backend = _kernel(writer)
+    known("consumer", consumer, CONSUMERS), known("repair", repair, READINGS | GUARDS)
+    backend = _kernel(writer, KERNELS)
     dy, dx = _backward(consumer, repair, backend, None if consumer.startswith("stack") else {})
     places, kernel = _backward(consumer, repair, backend, {"first": 0, "keep": False})
     return Strip(
@@ -393,6 +407,7 @@ def _backward(consumer: str, repair: str, backend: str, staging: dict | None) ->
 
 def view_strip(view: str = "m") -> Strip:
     """How Python reads a view of a [3, 4] that counts from 0; `view` is a key of VIEWS."""
+    known("view", view, VIEWS)
     seen = VIEWS[view](_counting(0, 3, 4, like=torch.empty(0)))
     count = seen.untyped_storage().nbytes() // seen.element_size()
     places = torch.arange(count).as_strided(seen.shape, seen.stride(), seen.storage_offset())
@@ -456,6 +471,7 @@ class Recording:
 
 def recording(name: str) -> Recording:
     """Make the lines of `name`, a key of GPU_ONLY, on this machine's GPU; without one, read those that are shipped."""
+    known("name", name, GPU_ONLY)
     if runtime.DEVICE == "cuda":
         return Recording(f"measured here, on {torch.cuda.get_device_name()}", tuple(GPU_ONLY[name]()))
     record = json.loads((Path(__file__).parent / "recorded" / f"{name}.json").read_text())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rawgrad import cuda, raw, runtime
-from rawgrad.ops.square import square_backward
+from rawgrad.ops.square import TwiceTheProduct, square_backward
 from rawgrad.runtime import tl, triton
 
 CUDA_SOURCE = Path(__file__).with_suffix(".cu")
@@ -95,14 +95,12 @@ class GradientInSavedDeclared(GradientInSaved):
 
 
 class GradientInNewMemory(GradientInSaved):
-    """The cure: the same kernel, given new memory to write to."""
+    """The cure: the same kernel, given new memory to write to, as a Function of its own that can be differentiated again."""
 
     @staticmethod
     def backward(ctx, dy: Tensor):
         (x,) = ctx.saved_tensors
-        dx = torch.empty_like(x)
-        square_backward(x, dy, dx, ctx.writer)
-        return dx, None
+        return TwiceTheProduct.apply(x, dy, ctx.writer), None
 
 
 class DoublesUpstream(GradientInSaved):
@@ -139,6 +137,8 @@ def triple(dy: Tensor, strides: Sequence[int] | None, writer: str | None = None)
         ValueError: with these strides the kernel would leave dy's storage. A kernel in the wild reads on.
     """
     writer = runtime.choose(writer, dy.device.type)
+    if strides is not None and dy.ndim != 2:
+        raise ValueError(f"the kernel with strides needs a dy of shape [rows, cols], got {tuple(dy.shape)}")
     n = dy.numel()
     steps = (1,) if strides is None else strides
     sizes = (n,) if strides is None else dy.shape
@@ -153,7 +153,7 @@ def triple(dy: Tensor, strides: Sequence[int] | None, writer: str | None = None)
     sized = (n,) if strides is None else (dy.shape[-1], n)
     if n and writer == "triton":
         kernel = _triple_flat_kernel if strides is None else _triple_kernel
-        with torch.cuda.device_of(dy):
+        with runtime.triton_launch(dy):
             kernel[(triton.cdiv(n, 1024),)](dy, *told, dx, *sized, BLOCK=1024)
     elif n:
         kernel = "triple_flat" if strides is None else "triple"
@@ -240,16 +240,24 @@ class ReadsSum(ReadsFlat):
 
 
 class ReadsContiguous(ReadsFlat):
-    """The cure by a copy, which is made only where it is needed."""
+    """The cure by a copy, which is made only where it is needed. Its backward is itself, so it can be differentiated again."""
+
+    @staticmethod
+    def forward(x: Tensor, writer: str | None) -> Tensor:
+        return triple(x.contiguous(), None, writer)
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return triple(dy.contiguous(), None, ctx.writer), None
+        return ReadsContiguous.apply(dy, ctx.writer), None
 
 
 class ReadsStrides(ReadsFlat):
-    """The cure without a copy: the kernel is told dy's own strides."""
+    """The cure without a copy: the kernel is told the tensor's own strides. Its backward is itself, too."""
+
+    @staticmethod
+    def forward(x: Tensor, writer: str | None) -> Tensor:
+        return triple(x, x.stride(), writer)
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return triple(dy, dy.stride(), ctx.writer), None
+        return ReadsStrides.apply(dy, ctx.writer), None

@@ -101,9 +101,8 @@ def _knobs(draw: Callable[..., tuple[str, str]], names: Mapping[str, tuple[str, 
     for name, value in given.items():
         if name not in names:
             raise TypeError(f"there is no knob {name!r}; there are {', '.join(names)}")
-        unknown = [v for v in (value if isinstance(value, list) else [value]) if v not in names[name][1]]
-        if unknown:
-            raise ValueError(f"{name} is one of {', '.join(map(repr, names[name][1]))}, got {unknown[0]!r}")
+        for one in value if isinstance(value, list) else [value]:
+            scenarios.known(name, one, names[name][1])
     fixed = {name: value for name, value in given.items() if not isinstance(value, list)}
     live = {name: given.get(name, options) for name, (_, options) in names.items() if name not in fixed}
     return Knobs(
@@ -120,6 +119,8 @@ def version_timeline(lanes: Sequence[str] = figures.LANES, **given) -> Knobs:
         given: parameters of scenarios.version_timeline: a value holds it, a list makes it a knob over the list. Every
             other one is a knob over all its values.
     """
+    for lane in lanes:
+        scenarios.known("a lane", lane, figures.LANES)
     names = {
         "before": ("before the Function", list(scenarios.BEFORE)),
         "writer": ("who writes", list(scenarios.WRITERS)),

@@ -89,7 +89,8 @@ def _square_backward_kernel(
 
 
 def square_forward(x: Tensor, y: Tensor, backend: str) -> None:
-    """Write x^2 into `y` by a kernel. No argument is checked and no version counter moves."""
+    """Write x^2 into `y` by a kernel; arguments and errors as for square_backward. No version counter moves."""
+    _check(backend, x, y)
     _launch(backend, _square_forward_kernel, "square_forward", x, y)
 
 
@@ -97,26 +98,45 @@ def square_backward(x: Tensor, dy: Tensor, dx: Tensor, backend: str | None = Non
     """Write 2 x dy into `dx` by a kernel, whatever `dx` is: it may be x itself. No version counter moves.
 
     Args:
-        x, dy, dx: of one shape, dtype and device, each with its own strides.
+        x, dy, dx: of one shape, dtype and device, each with its own strides. A lazily negated x or dy is resolved by a copy.
         backend: "triton", "cuda", or None for the first that runs here. "torch" is the plain twin, whose write is counted.
     """
     backend = runtime.choose(backend, x.device.type)
+    _check(backend, x, dy, dx)
     if backend == "torch":
         dx.copy_(2 * x * dy)
     else:
-        _launch(backend, _square_backward_kernel, "square_backward", x, dy, dx)
+        _launch(backend, _square_backward_kernel, "square_backward", x.resolve_neg(), dy.resolve_neg(), dx)
+
+
+def _check(backend: str, *tensors: Tensor) -> None:
+    """A kernel believes what it is told, so this is the last place for a sentence. The last tensor is written."""
+    first, *others = tensors
+    for tensor in others:
+        if (tensor.shape, tensor.dtype, tensor.device) != (first.shape, first.dtype, first.device):
+            raise ValueError(
+                f"square's kernels need tensors of one shape, dtype and device, got {tuple(tensor.shape)} {tensor.dtype} "
+                f"{tensor.device} beside {tuple(first.shape)} {first.dtype} {first.device}"
+            )
+    if tensors[-1].is_neg():
+        raise ValueError("square's kernels cannot write to a lazily negated tensor: give them tensor.resolve_neg()")
+    if first.dtype not in DTYPES:
+        raise TypeError(f"square needs float64, float32, float16 or bfloat16, got {first.dtype}")
+    if backend == "triton" and runtime.INTERPRETED and first.dtype == torch.bfloat16:
+        raise TypeError('Triton\'s interpreter rounds bfloat16 wrongly: use backend="cuda" or "torch", or float32')
 
 
 def _launch(backend: str, triton_kernel, cuda_kernel: str, *tensors: Tensor) -> None:
     """Run a kernel over `tensors`, all of one shape and with strides of their own: one launch, or one for each index of
-    the outermost axis for as long as more than three axes do not merge."""
+    the shortest axis for as long as more than three axes do not merge."""
     order = sorted(range(tensors[-1].ndim), key=tensors[-1].stride, reverse=True)  # outermost first in the result's memory
     axes = _merged([(tensors[-1].shape[axis], [t.stride(axis) for t in tensors]) for axis in order])
     if any(size == 0 for size, _ in axes):
         return
     if len(axes) > 3:
-        for index in range(tensors[-1].shape[order[0]]):
-            _launch(backend, triton_kernel, cuda_kernel, *(t.select(order[0], index) for t in tensors))
+        _, axis = min((size, axis) for axis, size in enumerate(tensors[-1].shape) if size > 1)
+        for index in range(tensors[-1].shape[axis]):
+            _launch(backend, triton_kernel, cuda_kernel, *(t.select(axis, index) for t in tensors))
         return
     axes = [(1, [0] * len(tensors))] * (3 - len(axes)) + axes
     (planes, rows, cols), strides = zip(*axes, strict=True)
@@ -126,13 +146,13 @@ def _launch(backend: str, triton_kernel, cuda_kernel: str, *tensors: Tensor) -> 
         block_rows = min(triton.next_power_of_2(rows), BLOCK // block_cols)
         acc = tl.float64 if tensors[0].dtype == torch.float64 else tl.float32  # so that gradcheck can examine the kernel
         programs = planes * triton.cdiv(rows, block_rows) * triton.cdiv(cols, block_cols)
-        with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device; no effect on the CPU
+        with runtime.triton_launch(tensors[0]):
             triton_kernel[(programs,)](
                 *flat, rows, cols, BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols, ACC=acc, enable_fp_fusion=False
             )  # fmt: skip
     else:
         across = min(256, 1 << (cols - 1).bit_length())
-        down = 256 // across
+        down = min(256 // across, 1 << (rows - 1).bit_length())
         grid = (-(-cols // across), min(-(-rows // down), 65_535), min(planes, 65_535))
         cuda.launch(CUDA_SOURCE, cuda_kernel, grid, (across, down, 1), *flat, planes, rows, cols)
 
@@ -182,7 +202,7 @@ class TwiceTheProduct(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, dy: Tensor, backend: str) -> Tensor:
         dx = torch.empty_like(x)
-        square_backward(x.resolve_neg(), dy.resolve_neg(), dx, backend)
+        square_backward(x, dy, dx, backend)
         return dx
 
     @staticmethod
@@ -210,7 +230,7 @@ def square(x: Tensor, backend: str | None = None) -> Tensor:
         backend: "triton", "cuda", "torch", or None for the first of them that runs here.
 
     Returns:
-        New memory, shape, dtype and device of x; strides of x where x is dense, else contiguous.
+        New memory, shape, dtype and device of x, laid out as torch lays out x * x.
 
     Raises:
         TypeError: x has another dtype, or is bfloat16 for Triton's interpreter, which rounds it wrongly.
@@ -219,7 +239,7 @@ def square(x: Tensor, backend: str | None = None) -> Tensor:
 
     Cost: reads x once and writes y once, without a copy, and keeps x until backward; backward reads x and dy (in any layout)
     once and writes dx once. One launch each, unless more than three axes are left when those that every tensor walks as one
-    are merged: then one for each index of the outermost.
+    are merged: then one for each index of the shortest.
     Differentiable any number of times.
     """
     if x.dtype not in DTYPES:
@@ -227,6 +247,4 @@ def square(x: Tensor, backend: str | None = None) -> Tensor:
     if x.device.type not in ("cpu", "cuda") or x.layout != torch.strided:
         raise ValueError(f"square needs a strided tensor on a CPU or a CUDA GPU, got {x.layout} on {x.device}")
     backend = runtime.choose(backend, x.device.type)
-    if backend == "triton" and runtime.INTERPRETED and x.dtype == torch.bfloat16:
-        raise TypeError('Triton\'s interpreter rounds bfloat16 wrongly: use backend="cuda" or "torch", or float32')
     return square_reference(x) if backend == "torch" else Square.apply(x.resolve_neg(), backend)
