@@ -149,6 +149,17 @@ def test_a_strip_says_at_which_step_a_cell_is_read():
     assert "kernel reads" not in said
 
 
+@pytest.mark.parametrize(
+    ("consumer", "own"), [("y.sum()", 1), ("y.sum(0).mean()", 3), ("(y.t() * w).sum()", 6), ("(cat([y, z], 1) * w).sum()", 12)]
+)
+def test_cells_outside_dys_own_storage_are_hatched_in_grey(consumer, own):
+    svg, _ = figures.memory_strip(scenarios.memory_strip(consumer))
+    drawn = 8 if own < 8 else 16
+    assert svg.count('class="outside"') == drawn - own
+    assert any(f"storage has {own} element" in line for line in words(svg))
+    assert 'class="outside"' not in figures.memory_strip(scenarios.view_strip("m"))[0]
+
+
 def test_a_large_storage_is_drawn_in_part_and_says_so():
     svg, _ = figures.memory_strip(scenarios.memory_strip("stack([y, z, ...], -1)[..., 0].sum()"))
     assert "The storage has 48 elements; 32 are drawn." in words(svg)

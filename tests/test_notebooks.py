@@ -102,11 +102,10 @@ def test_what_is_committed_is_normalised(path):
     assert tool.text(again) == text
     assert "widget-view" not in text
     assert notebook.metadata.accelerator == "GPU"
-    assert all(
-        cell.outputs or "exercise" in tags(cell) or cell.id.endswith("-subject")
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    )
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and not cell.outputs:
+            defines = all(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign) for node in ast.parse(cell.source).body)
+            assert defines, f"{cell.id}: an output is missing"
 
 
 def test_the_readmes_picture_is_what_a_run_draws():
@@ -156,7 +155,7 @@ def test_every_prediction_comes_before_its_outcome(path):
             assert name.startswith(path.name[:2] + "-P")
         for name in re.findall(r'\boutcome\(\s*"([^"]+)"', cell.source):
             judged[name] = number
-            assert "It is " in cell.outputs[0].data["text/plain"], "no option says what happened"
+            assert "It is " in cell.outputs[-1].data["text/plain"], "no option says what happened"
     assert asked.keys() == judged.keys()
     assert all(judged[name] > asked[name] for name in asked)
 

@@ -43,7 +43,7 @@ def _box(x: float, y: float, width: float, height: float, fill: str = _WHITE, da
     )
 
 
-def _hatched(*corners: tuple[float, float]) -> str:
+def _hatched(*corners: tuple[float, float], fill: str = _ORANGE, kind: str = "hatch") -> str:
     """A convex shape that stands out without its colour. Its lines are drawn one by one: a <pattern> is found by its id, and
     of two pictures on one page with the same id the hidden one can win, which leaves the shape empty."""
     strokes = []
@@ -58,8 +58,8 @@ def _hatched(*corners: tuple[float, float]) -> str:
         strokes.append("M" + "L".join(crossings))
     outline = " ".join(f"{x:g},{y:g}" for x, y in corners)
     return (
-        f'<polygon points="{outline}" fill="{_ORANGE}" stroke="#000" stroke-width="1.5"/>'
-        f'<path class="hatch" d="{"".join(strokes)}" stroke="#000" stroke-width="1.2"/>'
+        f'<polygon points="{outline}" fill="{fill}" stroke="#000" stroke-width="1.5"/>'
+        f'<path class="{kind}" d="{"".join(strokes)}" stroke="#000" stroke-width="1.2"/>'
     )
 
 
@@ -342,6 +342,7 @@ def memory_strip(record: Strip) -> tuple[str, str]:
 
     Returns:
         The picture and its table. A storage of more than 32 elements is drawn in part, and the picture says so.
+        Cells outside dy's own storage are hatched in grey.
     """
     reach = max((*record.python, *record.kernel), default=0) + 1
     drawn = min(len(record.values), _SHOWN, -(-reach // _CELLS) * _CELLS)
@@ -354,7 +355,10 @@ def memory_strip(record: Strip) -> tuple[str, str]:
         if place % _CELLS == 0:
             body += [_text(12, y + 20, "Python reads", "start"), _text(12, y + 60, f"memory[{place}]", "start")]
             body += [_text(12, y + 104, "kernel reads", "start")] if record.kernel else []
-        body += [_box(x, y + 30, width, 48), _text(x + width / 2, y + 60, f"{record.values[place]:.3g}")]
+        outside = place >= record.own
+        corners = ((x, y + 30), (x + width, y + 30), (x + width, y + 78), (x, y + 78))
+        body.append(_hatched(*corners, fill=_GREY, kind="outside") if outside else _box(x, y + 30, width, 48))
+        body.append(_text(x + width / 2, y + 60, f"{record.values[place]:.3g}", halo=outside))
         if python[place]:
             body.append(_text(x + width / 2, y + 20, python[place]))
         if kernel[place]:
@@ -397,9 +401,15 @@ def _strip_lines(record: Strip, drawn: int) -> list[str]:
     lines = [f"Python prints {_numbers(record.prints)}"]
     if record.kernel:
         lines = [_READS[record.verdict], *lines, f"kernel reads {_numbers(record.reads)}"]
-    if drawn < len(record.values):
+    if record.own < len(record.values):
+        lines.append(f"dy's own storage has {_elements(record.own)}. The grey cells lie behind it.")
+    elif drawn < len(record.values):
         lines.append(f"The storage has {len(record.values)} elements; {drawn} are drawn.")
     return lines
+
+
+def _elements(count: int) -> str:
+    return "1 element" if count == 1 else f"{count} elements"
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -342,6 +342,7 @@ class Strip:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     values: tuple[float, ...]  # of the whole storage
+    own: int  # how many of them are dy's own; the rest stands for what lies behind it in memory
     python: tuple[int, ...]  # the place that Python reads for each element, in order
     kernel: tuple[int, ...] = ()  # the place that the kernel read for each element; empty: no kernel
     reads: tuple[float, ...] = ()  # what the kernel read
@@ -378,13 +379,14 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
     """
     known("consumer", consumer, CONSUMERS), known("repair", repair, READINGS | GUARDS)
     backend = _kernel(writer, KERNELS)
-    dy, dx = _backward(consumer, repair, backend, None if consumer.startswith("stack") else {})
-    places, kernel = _backward(consumer, repair, backend, {"first": 0, "keep": False})
+    dy, dx, own = _backward(consumer, repair, backend, None if consumer.startswith("stack") else {})
+    places, kernel, _ = _backward(consumer, repair, backend, {"first": 0, "keep": False})
     return Strip(
         what=consumer,
         shape=tuple(dy.shape),
         stride=tuple(dy.stride()),
         values=tuple(raw.read(dy.as_strided((1,), (1,), 0), dy.untyped_storage().nbytes() // dy.element_size()).tolist()),
+        own=own,
         python=tuple(places.flatten().int().tolist()),
         kernel=tuple((kernel / 3).flatten().int().tolist()),
         reads=tuple((dx / 3).flatten().tolist()),
@@ -393,16 +395,17 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
     )
 
 
-def _backward(consumer: str, repair: str, backend: str, staging: dict | None) -> tuple[Tensor, Tensor]:
-    """dy as backward got it, and dx."""
+def _backward(consumer: str, repair: str, backend: str, staging: dict | None) -> tuple[Tensor, Tensor, int]:
+    """dy as backward got it, dx, and how many elements the storage had that autograd had made for dy."""
     x = _counting(1, 2, 3, like=torch.empty(0, device=runtime.DEVICE)).requires_grad_()
     y = (READINGS | GUARDS)[repair].apply(x, backend)
-    got = []
+    got, made = [], []
+    y.register_hook(lambda dy: made.append(dy.untyped_storage().nbytes() // dy.element_size()))
     if staging is not None:
         staged(y, **staging)
     y.register_hook(lambda dy: got.append(dy))
     CONSUMERS[consumer](y).backward()
-    return got[0], x.grad
+    return got[0], x.grad, made[0]
 
 
 def view_strip(view: str = "m") -> Strip:
@@ -416,6 +419,7 @@ def view_strip(view: str = "m") -> Strip:
         shape=tuple(seen.shape),
         stride=tuple(seen.stride()),
         values=tuple(raw.read(seen.as_strided((1,), (1,), 0), count).tolist()),
+        own=count,
         python=tuple(places.flatten().tolist()),
     )
 
