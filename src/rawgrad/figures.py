@@ -43,7 +43,7 @@ def _box(x: float, y: float, width: float, height: float, fill: str = _WHITE, da
     )
 
 
-def _hatched(*corners: tuple[float, float], fill: str = _ORANGE, kind: str = "hatch") -> str:
+def _hatched(*corners: tuple[float, float], fill: str = _ORANGE, kind: str = "hatch", ink: str = "#000") -> str:
     """A convex shape that stands out without its colour. Its lines are drawn one by one: a <pattern> is found by its id, and
     of two pictures on one page with the same id the hidden one can win, which leaves the shape empty."""
     strokes = []
@@ -59,7 +59,7 @@ def _hatched(*corners: tuple[float, float], fill: str = _ORANGE, kind: str = "ha
     outline = " ".join(f"{x:g},{y:g}" for x, y in corners)
     return (
         f'<polygon points="{outline}" fill="{fill}" stroke="#000" stroke-width="1.5"/>'
-        f'<path class="{kind}" d="{"".join(strokes)}" stroke="#000" stroke-width="1.2"/>'
+        f'<path class="{kind}" d="{"".join(strokes)}" stroke="{ink}" stroke-width="1.2"/>'
     )
 
 
@@ -357,7 +357,7 @@ def memory_strip(record: Strip) -> tuple[str, str]:
             body += [_text(12, y + 104, "kernel reads", "start")] if record.kernel else []
         outside = place >= record.own
         corners = ((x, y + 30), (x + width, y + 30), (x + width, y + 78), (x, y + 78))
-        body.append(_hatched(*corners, fill=_GREY, kind="outside") if outside else _box(x, y + 30, width, 48))
+        body.append(_hatched(*corners, fill=_GREY, kind="outside", ink="#999") if outside else _box(x, y + 30, width, 48))
         body.append(_text(x + width / 2, y + 60, f"{record.values[place]:.3g}", halo=outside))
         if python[place]:
             body.append(_text(x + width / 2, y + 20, python[place]))
