@@ -5,6 +5,7 @@ nbval, in the same pytest run, executes each notebook as given and compares ever
 
 import ast
 import copy
+import os
 import re
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_solved_every_exercise_passes(path, monkeypatch):
 def test_without_triton_every_output_is_the_same(path, tmp_path, monkeypatch):
     """As good as uninstalled: the CUDA kernels serve, and only the set-up cell says what is missing."""
     (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["triton"] = None')
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     committed, notebook = read(path), read(path)
     tool.execute(notebook)
     tool.normalise(notebook)

@@ -193,13 +193,13 @@ def _unit(text: str, label: str, element: str, before: str = "", after: str = ""
 def _compile_error(label: str, text: str, log: str) -> CompileError:
     """The first error in one line, with the line of the `.cu`: where it is, or where the template that fails was asked for."""
     # g++ and clang++ say file:line:column: error: what; NVRTC says file(line): error: what, or "at line 3 of file"
-    here = re.escape(label)
-    error = re.search(r"^(?!.*\bwarning\b)[^\n]*?\berror\b[^:\n]*:\s*([^\n]*)", log, flags=re.MULTILINE)
+    here, said = re.escape(label), "\n".join(line for line in log.splitlines() if not re.search(r"\bwarning\b", line))
+    error = re.search(r"\berror\b[^:\n]*:\s*([^\n]*)", said)
     what = error[1].strip() if error else " ".join(log.split())[:300]
-    at = re.search(rf"{here}[:(](\d+)[^\n]*?\berror\b[^:\n]*:\s*([^\n]*)", log)
+    at = re.search(rf"{here}[:(](\d+)[^\n]*?\berror\b[^:\n]*:\s*([^\n]*)", said)
     if at:
         what = at[2].strip()
-    at = at or re.search(rf"{here}[:(](\d+)", log) or re.search(rf"line (\d+) of {here}", log)
+    at = at or re.search(rf"{here}[:(](\d+)", said) or re.search(rf"line (\d+) of {here}", said)
     if not at:
         return CompileError(f"{label} does not compile: {what}", log)
     line = (text.splitlines()[int(at[1]) - 1 : int(at[1])] or [""])[0].strip()
