@@ -13,6 +13,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from rawgrad import runtime
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import notebooks as tool  # noqa: E402
@@ -89,7 +91,7 @@ def test_without_triton_every_output_is_the_same(path, tmp_path, monkeypatch):
     for old, new in zip(committed.cells, notebook.cells, strict=True):
         if "setup" in tags(new):
             assert "Triton is not installed here" in str(new.outputs)
-        else:
+        elif "gpu" not in tags(new) or runtime.DEVICE == "cpu":  # on a GPU those are measured live
             assert old.get("outputs") == new.get("outputs"), new.id
 
 
