@@ -37,14 +37,19 @@ def turn(control, value) -> None:
 
 
 def redraws() -> None:
-    for name, widget in {"version_timeline": widgets.version_timeline(), "gradient_path": widgets.gradient_path()}.items():
-        seconds = []
+    """Every option of each widget's first knob, by both kernels, at the most backwards."""
+    for name, knob, kernels in (
+        ("version_timeline", "before the Function", "who writes"),
+        ("gradient_path", "before the Function", "who writes"),
+        ("memory_strip", "what follows y", "kernel"),
+    ):
+        widget, seconds = getattr(widgets, name)(), []
         if "backwards" in widget.controls:
             turn(widget.controls["backwards"], scenarios.MOST_BACKWARDS)
-        for writer in ("the Triton kernel", "the CUDA kernel"):
-            turn(widget.controls["who writes"], writer)
-            knob = widget.controls["before the Function"]
-            seconds += [timed(partial(turn, knob, before)) for before in list(scenarios.BEFORE)[1:] * 3]
+        for kernel in ("the Triton kernel", "the CUDA kernel"):
+            turn(widget.controls[kernels], kernel)
+            options = [value for _, value in widget.controls[knob].options]
+            seconds += [timed(partial(turn, widget.controls[knob], value)) for value in options[1:] + options[:1]]
         report(f"redraw, {name}", seconds)
 
 

@@ -1,6 +1,5 @@
 """Shared by all tests: seeds, layouts, the one comparison, and a count of what ran."""
 
-import os
 import shutil
 
 import pytest
@@ -59,8 +58,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs Triton"))
         if item.get_closest_marker("gpu") and runtime.DEVICE == "cpu":
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-        if item.get_closest_marker("browser") and CHROMIUM is None and "CI" not in os.environ:
-            item.add_marker(pytest.mark.skip(reason="no Chromium here: apt install chromium"))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -149,16 +149,8 @@ def shows(page: Page, where, title: str) -> None:
     assert element
 
 
-@pytest.fixture(scope="module")
-def page(browser, lab):
-    page = open_notebook(browser, lab, NOTEBOOK)
-    run_all(page)
-    return page
-
-
-@pytest.fixture(scope="module")
-def prints(browser, lab):
-    page = open_notebook(browser, lab, "01_stale_prints.ipynb")
+def ran(browser, lab: Lab, notebook: str):
+    page = open_notebook(browser, lab, notebook)
     run_all(page)
     yield page
     page.close()
@@ -166,10 +158,17 @@ def prints(browser, lab):
 
 @pytest.fixture(scope="module")
 def start(browser, lab):
-    page = open_notebook(browser, lab, "00_start_here.ipynb")
-    run_all(page)
-    yield page
-    page.close()
+    yield from ran(browser, lab, "00_start_here.ipynb")
+
+
+@pytest.fixture(scope="module")
+def prints(browser, lab):
+    yield from ran(browser, lab, "01_stale_prints.ipynb")
+
+
+@pytest.fixture(scope="module")
+def page(browser, lab):
+    yield from ran(browser, lab, NOTEBOOK)
 
 
 def test_lab_prints_its_address_and_opens_a_copy_without_outputs(lab, browser):
