@@ -179,6 +179,17 @@ def test_launches_from_many_threads_do_not_mix(device):
     assert not wrong
 
 
+def test_a_kernel_can_have_two_types_that_its_tensors_decide(device):
+    text = 'extern "C" __global__ void k(const T* x, const U* y, T* z) { z[0] = rounded<T>(value(x[0]) + value(y[0])); }'
+    for x_dtype, y_dtype in ((torch.bfloat16, torch.float32), (torch.float32, torch.float16)):
+        x, y = torch.tensor([1.5], dtype=x_dtype, device=device), torch.tensor([0.25], dtype=y_dtype, device=device)
+        z = torch.zeros_like(x)
+        cuda.launch(text, "k", (1,), (1,), x, y, z)
+        assert z.item() == 1.75
+    with pytest.raises(TypeError, match="takes float16 for z, got a tensor of torch.float32"):
+        cuda.launch(text, "k", (1,), (1,), x.half(), x, x)
+
+
 def test_a_thread_that_torch_has_not_touched_can_launch(device):
     x, y, failed = torch.ones(4, device=device), torch.zeros(4, device=device), []
     launch("add_one", (1,), (4,), x, y, 4)  # built and loaded, so that the thread only launches
@@ -280,7 +291,7 @@ def test_sizes_outside_cudas_limits_are_refused_on_the_host_too(grid, block, mes
 
 def test_a_type_that_no_launch_can_pass_is_refused():
     text = 'struct Box { int n; };\nextern "C" __global__ void k(Box box) {}'
-    with pytest.raises(TypeError, match="k declares 'Box box'; a launch can pass numbers of type T, bool, int"):
+    with pytest.raises(TypeError, match="k declares 'Box box'; a launch can pass numbers of type T, U, bool, int"):
         cuda.launch(text, "k", (1,), (1,), 3)
 
 
@@ -385,13 +396,13 @@ def test_two_processes_can_build_the_same_at_once(tmp_path):
 def test_another_compiler_or_flag_is_another_build(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "cache_folder", lambda: tmp_path)
     text = 'extern "C" __global__ void k(float* x) {}'
-    built = {cuda._shared_object(text, "k.cu", "float")}
-    built.add(cuda._shared_object(text, "k.cu", "double"))
+    built = {cuda._shared_object(text, "k.cu", ("float", "float"))}
+    built.add(cuda._shared_object(text, "k.cu", ("double", "float")))
     command = runtime.compiler()
     monkeypatch.setattr(runtime, "compiler", lambda: (*command, "-DNDEBUG"))
-    built.add(cuda._shared_object(text, "k.cu", "float"))
+    built.add(cuda._shared_object(text, "k.cu", ("float", "float")))
     monkeypatch.setattr(runtime, "compiler_version", lambda: "another version")
-    built.add(cuda._shared_object(text, "k.cu", "float"))
+    built.add(cuda._shared_object(text, "k.cu", ("float", "float")))
     assert len(built) == 4
 
 

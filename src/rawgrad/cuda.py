@@ -1,7 +1,7 @@
 """Compiles a `.cu` and launches its kernels: by NVRTC on a GPU, by the host's C++ compiler elsewhere, with one call.
 
-A kernel is a plain `extern "C" __global__` function in a file without includes. Where it says `T`, the file is compiled
-once for each type that it is launched on. `float16` and `bfloat16`, `value(x)` and `rounded<T>(x)` come from
+A kernel is a plain `extern "C" __global__` function in a file without includes. Where it says `T` or `U`, the file is
+compiled once for each type that it is launched on. `float16` and `bfloat16`, `value(x)` and `rounded<T>(x)` come from
 `cuda_numbers.h`. Multiplication and addition are not fused, so that a GPU and the host give the same bits.
 """
 
@@ -41,6 +41,7 @@ _ELEMENTS = {
     "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
 _ELEMENT_NAMES = {dtype: name for name, dtype in _ELEMENTS.items()}
+_OPEN = ("T", "U")  # types that the tensors of a launch decide
 FLOATING = tuple(dtype for dtype in _ELEMENT_NAMES if dtype.is_floating_point)
 _GRID_LIMIT, _BLOCK_LIMIT, _THREADS_LIMIT = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64), 1024  # CUDA's, on the host too
 
@@ -56,7 +57,7 @@ class CompileError(RuntimeError):
 @dataclass(frozen=True)
 class _Parameter:
     name: str
-    type: str  # "T" stays "T"
+    type: str  # "T" stays "T", "U" stays "U"
     is_pointer: bool
 
 
@@ -75,7 +76,7 @@ def launch(source: Path | str, kernel: str, grid: Sequence[int], block: Sequence
         CompileError: with the line of the `.cu`.
         RuntimeError: nothing here compiles for that device.
 
-    Cost: the first launch of a source and T compiles: 0.1 s by NVRTC (H200, 2026-11), 0.5 s by g++ 12, which a later
+    Cost: the first launch of a source and its types compiles: 0.1 s by NVRTC (H200, 2026-11), 0.5 s by g++ 12, which a later
     process finds in the cache. A launch neither copies nor waits; on the host it is finished when it returns.
     """
     text, label = (source.read_text(), source.name) if isinstance(source, Path) else (source, "kernel.cu")
@@ -83,12 +84,12 @@ def launch(source: Path | str, kernel: str, grid: Sequence[int], block: Sequence
     grid, block = _sizes("grid", grid, _GRID_LIMIT), _sizes("block", block, _BLOCK_LIMIT)
     if np.prod(block) > _THREADS_LIMIT:
         raise ValueError(f"a block has at most {_THREADS_LIMIT} threads, got {block}")
-    element, device, values = _bind(kernel, parameters, arguments)
+    types, device, values = _bind(kernel, parameters, arguments)
     reason = runtime.problem("cuda", device.type)
     if reason:
         raise RuntimeError(reason)
     run = _on_gpu if device.type == "cuda" else _on_host
-    run(text, label, element, kernel, device, grid, block, values)
+    run(text, label, types, kernel, device, grid, block, values)
 
 
 # What the kernel declares, and whether the arguments fit
@@ -117,8 +118,8 @@ def _declaration(text: str, label: str, kernel: str) -> tuple[_Parameter, ...]:
         words = re.sub(r"\b(const|__restrict__)\b", " ", declared.replace("*", " * ")).split()
         type_, is_pointer = " ".join(word for word in words[:-1] if word != "*"), "*" in words
         type_ = {"unsigned int": "unsigned"}.get(type_, type_)
-        if type_ not in ({"T", *_ELEMENTS} if is_pointer else {"T", *_SCALARS}):
-            known = ", ".join(["T", *(_ELEMENTS if is_pointer else _SCALARS)])
+        if type_ not in ({*_OPEN, *_ELEMENTS} if is_pointer else {*_OPEN, *_SCALARS}):
+            known = ", ".join([*_OPEN, *(_ELEMENTS if is_pointer else _SCALARS)])
             kind = "pointers to" if is_pointer else "numbers of type"
             raise TypeError(f"{label}: {kernel} declares {declared!r}; a launch can pass {kind} {known}")
         parameters.append(_Parameter(words[-1], type_, is_pointer))
@@ -133,14 +134,14 @@ def _sizes(what: str, sizes: Sequence[int], limits: tuple[int, ...]) -> tuple[in
     return padded
 
 
-def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> tuple[str, torch.device, list]:
-    """The type that T stands for (float where no tensor decides), the device, and every argument as an address or a number
+def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> tuple[tuple[str, ...], torch.device, list]:
+    """What T and U stand for (float where no tensor decides), the device, and every argument as an address or a number
     of its exact width."""
     if len(arguments) != len(parameters):
         raise TypeError(
             f"{kernel} takes {len(parameters)} arguments ({', '.join(p.name for p in parameters)}), got {len(arguments)}"
         )
-    element, device, values = None, None, []
+    types, device, values = {}, None, []
     for parameter, argument in zip(parameters, arguments, strict=True):
         if parameter.is_pointer != isinstance(argument, Tensor):
             needed = "a tensor" if parameter.is_pointer else "a number"
@@ -148,11 +149,11 @@ def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> 
         if not parameter.is_pointer:
             continue
         name = _ELEMENT_NAMES.get(argument.dtype)
-        needed = (element or name) if parameter.type == "T" else parameter.type
+        needed = types.get(parameter.type, name) if parameter.type in _OPEN else parameter.type
         if name is None or name != needed:
             raise TypeError(f"{kernel} takes {needed or 'another type'} for {parameter.name}, got a tensor of {argument.dtype}")
-        if parameter.type == "T":
-            element = name
+        if parameter.type in _OPEN:
+            types[parameter.type] = name
         if device not in (None, argument.device):
             raise ValueError(f"{kernel} takes tensors of one device, got {parameter.name} on {argument.device} beside {device}")
         device = argument.device
@@ -162,16 +163,19 @@ def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> 
         device = torch.device(runtime.DEVICE)
     if device.type not in ("cuda", "cpu"):
         raise ValueError(f"{kernel} runs on cpu and cuda tensors, got {device}")
-    element = element or "float"
+    types = tuple(types.get(letter, "float") for letter in _OPEN)
     for parameter, argument in zip(parameters, arguments, strict=True):
-        values.append(argument.data_ptr() if parameter.is_pointer else _number(kernel, parameter, argument, element))
-    return element, device, values
+        values.append(argument.data_ptr() if parameter.is_pointer else _number(kernel, parameter, argument, types))
+    return types, device, values
 
 
-def _number(kernel: str, parameter: _Parameter, argument: float, element: str) -> np.generic:
-    width = _SCALARS.get(element if parameter.type == "T" else parameter.type)
+def _number(kernel: str, parameter: _Parameter, argument: float, types: tuple[str, ...]) -> np.generic:
+    meant = dict(zip(_OPEN, types, strict=True)).get(parameter.type, parameter.type)
+    width = _SCALARS.get(meant)
     if width is None:
-        raise TypeError(f"{kernel} declares {parameter.name} as T = {element}, which a number cannot be: declare it float")
+        raise TypeError(
+            f"{kernel} declares {parameter.name} as {parameter.type} = {meant}, which a number cannot be: declare it float"
+        )
     whole = not issubclass(width, np.floating)
     if whole and not isinstance(argument, int | np.integer | np.bool_):
         raise TypeError(f"{kernel} takes a whole number for {parameter.name} ({parameter.type}), got {argument!r}")
@@ -184,9 +188,10 @@ def _number(kernel: str, parameter: _Parameter, argument: float, element: str) -
     return width(argument)
 
 
-def _unit(text: str, label: str, element: str, before: str = "", after: str = "") -> str:
+def _unit(text: str, label: str, types: tuple[str, ...], before: str = "", after: str = "") -> str:
     """What a compiler gets: the `.cu` between what it needs, with the lines of the `.cu` counted as in the file."""
-    numbers = f'#line 1 "{_NUMBERS.name}"\n{_NUMBERS.read_text()}using T = {element};\n'
+    open_types = "".join(f"using {letter} = {name};\n" for letter, name in zip(_OPEN, types, strict=True))
+    numbers = f'#line 1 "{_NUMBERS.name}"\n{_NUMBERS.read_text()}{open_types}'
     return f'{before}{numbers}#line 1 "{label}"\n{text}\n{after}'
 
 
@@ -210,24 +215,23 @@ def _compile_error(label: str, text: str, log: str) -> CompileError:
 
 
 def compile_for(source: Path, architecture: str, dtype: torch.dtype = torch.float32) -> bytes:
-    """The cubin of `source` for an `architecture` such as "sm_90", with T for `dtype`. NVRTC needs no GPU for it.
+    """The cubin of `source` for an `architecture` such as "sm_90", with T and U for `dtype`. NVRTC needs no GPU for it.
 
     Raises:
         CompileError: with the line of the `.cu`.
         RuntimeError: cuda.core is not installed.
     """
-    element = _ELEMENT_NAMES[dtype]
-    return bytes(_cubin(source.read_text(), source.name, element, architecture).code)
+    return bytes(_cubin(source.read_text(), source.name, (_ELEMENT_NAMES[dtype],) * len(_OPEN), architecture).code)
 
 
 @functools.cache
-def _cubin(text: str, label: str, element: str, architecture: str):
+def _cubin(text: str, label: str, types: tuple[str, ...], architecture: str):
     core = runtime.cuda_core()
     if core is None:
         raise RuntimeError(runtime.problem("cuda", "cuda"))
     options = core.ProgramOptions(std="c++17", arch=architecture, fma=False)
     try:
-        return core.Program(_unit(text, label, element), "c++", options).compile("cubin")
+        return core.Program(_unit(text, label, types), "c++", options).compile("cubin")
     except Exception as problem:
         if "log:" not in str(problem):  # not the compiler's word: no NVRTC here, say
             raise
@@ -237,20 +241,20 @@ def _cubin(text: str, label: str, element: str, architecture: str):
 _gpu_build = threading.Lock()
 
 
-def _on_gpu(text, label, element, kernel, device, grid, block, values) -> None:
+def _on_gpu(text, label, types, kernel, device, grid, block, values) -> None:
     core = runtime.cuda_core()
     with torch.cuda.device(device):
         core.Device(device.index).set_current()  # a thread that torch has not touched yet has no context
         with _gpu_build:
-            function = _gpu_function(text, label, element, kernel, device.index)
+            function = _gpu_function(text, label, types, kernel, device.index)
         stream = core.Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
         core.launch(stream, core.LaunchConfig(grid=grid, block=block), function, *values)
 
 
 @functools.cache
-def _gpu_function(text: str, label: str, element: str, kernel: str, index: int):
+def _gpu_function(text: str, label: str, types: tuple[str, ...], kernel: str, index: int):
     major, minor = torch.cuda.get_device_capability(index)
-    return _cubin(text, label, element, f"sm_{major}{minor}").get_kernel(kernel)
+    return _cubin(text, label, types, f"sm_{major}{minor}").get_kernel(kernel)
 
 
 # On the host
@@ -267,21 +271,21 @@ if hasattr(os, "register_at_fork"):  # a child that was forked during a launch w
     os.register_at_fork(after_in_child=_unlock)
 
 
-def _on_host(text, label, element, kernel, device, grid, block, values) -> None:
+def _on_host(text, label, types, kernel, device, grid, block, values) -> None:
     boxes = [ctypes.c_void_p(v) if isinstance(v, int) else np.array(v) for v in values]
     addresses = [ctypes.addressof(b) if isinstance(b, ctypes.c_void_p) else b.ctypes.data for b in boxes]
     triple = ctypes.c_uint * 3
     with _host:
-        function = _host_function(text, label, element, kernel)
+        function = _host_function(text, label, types, kernel)
         function(triple(*grid), triple(*block), (ctypes.c_void_p * len(boxes))(*addresses))
 
 
 @functools.cache
-def _host_function(text: str, label: str, element: str, kernel: str) -> Callable:
-    return ctypes.CDLL(str(_shared_object(text, label, element)))[f"launch_{kernel}"]
+def _host_function(text: str, label: str, types: tuple[str, ...], kernel: str) -> Callable:
+    return ctypes.CDLL(str(_shared_object(text, label, types)))[f"launch_{kernel}"]
 
 
-def _shared_object(text: str, label: str, element: str) -> Path:
+def _shared_object(text: str, label: str, types: tuple[str, ...]) -> Path:
     """The build of `text` for the host: made once for each content, compiler and machine, and found again after that.
 
     Two processes that build the same write each its own file and put it in place in one step: the last one wins.
@@ -292,7 +296,7 @@ def _shared_object(text: str, label: str, element: str) -> Path:
         for name in _kernels(text)
     )
     before = f'#line 1 "{_ON_HOST.name}"\n{_ON_HOST.read_text()}'
-    unit = _unit(text, label, element, before, f'#line 1 "launch.cpp"\n{entries}')
+    unit = _unit(text, label, types, before, f'#line 1 "launch.cpp"\n{entries}')
     command = [*runtime.compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w"]
     key = "\n".join([*command, runtime.compiler_version(), platform.machine(), platform.system(), unit])
     target = runtime.cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
