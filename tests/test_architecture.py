@@ -15,6 +15,7 @@ ALLOWED = {
     "cuda": {"runtime"},
     "ops": set(),
     "ops.square": {"cuda", "runtime"},
+    "ops.rotary": {"cuda", "runtime"},
     "raw": set(),
     "probes": set(),
     "specimens": {"cuda", "ops.square", "raw", "runtime"},
@@ -22,7 +23,7 @@ ALLOWED = {
     "figures": {"scenarios"},
     "widgets": {"figures", "scenarios"},
     "exercises": {"probes", "runtime", "widgets"},
-    "__init__": {"runtime", "ops.square", "probes"},
+    "__init__": {"runtime", "ops.rotary", "ops.square", "probes"},
     "__main__": {"preflight"},
 }
 MODULES = {".".join(p.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): p for p in SRC.rglob("*.py")}

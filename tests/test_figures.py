@@ -166,7 +166,7 @@ def test_a_large_storage_is_drawn_in_part_and_says_so():
 
 
 def test_the_graph_shows_what_is_freed():
-    assert {"freed", "The next one raises: what mul saved is freed.", "6"} <= set(
+    assert {"freed", "The next one raised: what mul saved was freed.", "6"} <= set(
         words(figures.graph(scenarios.graph(False, 2))[0])
     )
     assert {"saved X, twice", "12"} <= set(words(figures.graph(scenarios.graph(True, 2))[0]))

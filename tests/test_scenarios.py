@@ -374,6 +374,15 @@ def test_f1_the_consumer_decides_the_layout_and_so_what_is_read(consumer, writer
     assert memory_strip(consumer, "dy + 0", writer).verdict == cloned
     assert memory_strip(consumer, "dy.contiguous()", writer).verdict == "right"
     assert memory_strip(consumer, "strides to the kernel", writer).verdict == "right"
+    copies = {how: memory_strip(consumer, how, writer).copied for how in scenarios.READINGS}
+    needed = stride != DENSE
+    assert copies == {
+        "none": False,
+        "dy.clone()": True,
+        "dy + 0": True,
+        "dy.contiguous()": needed,
+        "strides to the kernel": False,
+    }
 
 
 @pytest.mark.parametrize("consumer", F1)

@@ -114,6 +114,7 @@ def main() -> None:
     first = copy_missing()[0]
     quiet_settings()
     os.environ["RAWGRAD_ANSWERS"] = str(ANSWERS)
+    os.environ.setdefault("JUPYTERLAB_WORKSPACES_DIR", str(WORK / ".workspaces"))  # no tabs from elsewhere
     port, token = free_port(), secrets.token_hex(16)
     address = f"http://127.0.0.1:{port}/lab/tree/{first.name}?token={token}"
     threading.Thread(target=say_when_up, args=(port, address), daemon=True).start()

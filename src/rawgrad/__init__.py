@@ -2,7 +2,8 @@
 
 from rawgrad.runtime import preflight  # first: Triton's interpreter switch has to be set before Triton loads
 
+from rawgrad.ops.rotary import rotary, rotary_tables  # isort: skip
 from rawgrad.ops.square import square  # isort: skip
 from rawgrad.probes import Snapshot, look  # isort: skip
 
-__all__ = ["Snapshot", "look", "preflight", "square"]
+__all__ = ["Snapshot", "look", "preflight", "rotary", "rotary_tables", "square"]

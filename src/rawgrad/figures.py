@@ -386,7 +386,7 @@ def _steps(places: Sequence[int], drawn: int) -> list[str]:
 
 
 def _strip_heading(record: Strip) -> str:
-    heading = f"{record.what}: shape {record.shape}, strides {record.stride}"
+    heading = f"{record.what}: shape {record.shape}, strides {record.stride}, offset {record.offset}"
     return heading if record.repair in ("none", "") else f"{heading}; {record.repair}"
 
 
@@ -401,6 +401,8 @@ def _strip_lines(record: Strip, drawn: int) -> list[str]:
     lines = [f"Python prints {_numbers(record.prints)}"]
     if record.kernel:
         lines = [_READS[record.verdict], *lines, f"kernel reads {_numbers(record.reads)}"]
+        if record.copied:
+            lines.append("The kernel reads a copy, in its order. Its numbers say which cell of dy each element came from.")
     if record.own < len(record.values):
         lines.append(f"dy's own storage has {_elements(record.own)}. The grey cells lie behind it.")
     elif drawn < len(record.values):
@@ -437,7 +439,7 @@ def graph(record: Graph) -> tuple[str, str]:
         _text(centres[4], 140, grad, bold=True),
     ]
     said = [f"{record.done} of {record.backwards} backwards done, retain_graph={record.retain_graph}"]
-    said += ["The next one raises: what mul saved is freed."] if record.raised else []
+    said += ["The next one raised: what mul saved was freed."] if record.raised else []
     body += [_text(12, 190 + 26 * i, line, "start", bold=i > 0) for i, line in enumerate(said)]
     title = f"Graph of three nodes. {'. '.join(said)}. What mul saved: {record.saved}. X.grad: {grad}."
     rows = [["backwards done", "what mul saved", "X.grad"], [str(record.done), record.saved, grad]]

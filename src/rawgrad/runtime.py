@@ -172,6 +172,11 @@ def cache_folder() -> Path:
         return folder
 
 
+def debug() -> bool:
+    """Whether RAWGRAD_DEBUG asks for checks that wait for the GPU."""
+    return os.environ.get("RAWGRAD_DEBUG", "0") not in ("", "0")
+
+
 def environment(**added: str) -> dict[str, str]:
     """This process's environment, with something added, for a process that it starts."""
     return {**os.environ, **added}

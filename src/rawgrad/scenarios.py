@@ -341,11 +341,13 @@ class Strip:
     what: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    offset: int
     values: tuple[float, ...]  # of the whole storage
     own: int  # how many of them are dy's own; the rest stands for what lies behind it in memory
     python: tuple[int, ...]  # the place that Python reads for each element, in order
     kernel: tuple[int, ...] = ()  # the place that the kernel read for each element; empty: no kernel
     reads: tuple[float, ...] = ()  # what the kernel read
+    copied: bool = False  # the kernel read a copy, and `kernel` says which element of dy each step got
     repair: str = "none"
     writer: str = ""
 
@@ -379,33 +381,40 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
     """
     known("consumer", consumer, CONSUMERS), known("repair", repair, READINGS | GUARDS)
     backend = _kernel(writer, KERNELS)
-    dy, dx, own = _backward(consumer, repair, backend, None if consumer.startswith("stack") else {})
-    places, kernel, _ = _backward(consumer, repair, backend, {"first": 0, "keep": False})
+    staging = None if consumer.startswith("stack") else {}
+    dy, dx, own, made = _backward(consumer, repair, backend, staging)
+    *_, needed = _backward(consumer, "strides to the kernel", backend, staging)
+    places, kernel, *_ = _backward(consumer, repair, backend, {"first": 0, "keep": False})
     return Strip(
         what=consumer,
         shape=tuple(dy.shape),
         stride=tuple(dy.stride()),
+        offset=dy.storage_offset(),
         values=tuple(raw.read(dy.as_strided((1,), (1,), 0), dy.untyped_storage().nbytes() // dy.element_size()).tolist()),
         own=own,
         python=tuple(places.flatten().int().tolist()),
         kernel=tuple((kernel / 3).flatten().int().tolist()),
         reads=tuple((dx / 3).flatten().tolist()),
+        copied=made > needed,
         repair=repair,
         writer=writer,
     )
 
 
-def _backward(consumer: str, repair: str, backend: str, staging: dict | None) -> tuple[Tensor, Tensor, int]:
-    """dy as backward got it, dx, and how many elements the storage had that autograd had made for dy."""
+def _backward(consumer: str, repair: str, backend: str, staging: dict | None) -> tuple[Tensor, Tensor, int, int]:
+    """dy as backward got it, dx, how many elements the storage had that autograd had made for dy, and how many tensors of
+    dx's size or more were made on the way."""
     x = _counting(1, 2, 3, like=torch.empty(0, device=runtime.DEVICE)).requires_grad_()
     y = (READINGS | GUARDS)[repair].apply(x, backend)
     got, made = [], []
     y.register_hook(lambda dy: made.append(dy.untyped_storage().nbytes() // dy.element_size()))
     if staging is not None:
         staged(y, **staging)
-    y.register_hook(lambda dy: got.append(dy))
-    CONSUMERS[consumer](y).backward()
-    return got[0], x.grad, made[0]
+    y.register_hook(got.append)
+    loss = CONSUMERS[consumer](y)
+    with probes.Allocations() as allocations:
+        loss.backward()
+    return got[0], x.grad, made[0], sum(size >= x.nbytes for size in allocations.sizes)
 
 
 def view_strip(view: str = "m") -> Strip:
@@ -418,6 +427,7 @@ def view_strip(view: str = "m") -> Strip:
         what=view,
         shape=tuple(seen.shape),
         stride=tuple(seen.stride()),
+        offset=seen.storage_offset(),
         values=tuple(raw.read(seen.as_strided((1,), (1,), 0), count).tolist()),
         own=count,
         python=tuple(places.flatten().tolist()),

@@ -1,8 +1,8 @@
-// dx = 3 dy, where dx is dense: what a kernel reads when it is given a pointer, and when it is given strides too.
+// dx = 3 dy, where dx is contiguous: by a kernel that is given a pointer, and by one that is given strides, too.
 
 extern "C" __global__ void triple_flat(const T* dy, T* dx, long long n) {
   const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) dx[i] = rounded<T>(3 * value(dy[i]));  // element i of the memory, whatever dy's layout is
+  if (i < n) dx[i] = rounded<T>(3 * value(dy[i]));
 }
 
 extern "C" __global__ void triple(

@@ -119,7 +119,7 @@ class DoublesUpstream(GradientInSaved):
 @triton.jit
 def _triple_flat_kernel(dy_ptr, dx_ptr, n, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    dy = tl.load(dy_ptr + i, mask=i < n)  # element i of the memory, whatever dy's layout is
+    dy = tl.load(dy_ptr + i, mask=i < n)
     tl.store(dx_ptr + i, 3 * dy, mask=i < n)
 
 
