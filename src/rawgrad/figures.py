@@ -348,34 +348,32 @@ def memory_strip(record: Strip) -> tuple[str, str]:
     drawn = min(len(record.values), _SHOWN, -(-reach // _CELLS) * _CELLS)
     python, kernel = _steps(record.python, drawn), _steps(record.kernel, drawn)
     wrong = {place for place, bad in zip(record.kernel, record.wrong, strict=False) if bad}
-    width, left, body = 98, 164, [_text(12, 32, _strip_heading(record), "start", bold=True)]
-    row, top = (132 if record.kernel else 102), 50
-    for place in range(drawn):
-        x, y = left + place % _CELLS * width, top + place // _CELLS * row
-        if place % _CELLS == 0:
-            body += [_text(12, y + 20, "Python reads", "start"), _text(12, y + 60, f"memory[{place}]", "start")]
-            body += [_text(12, y + 104, "kernel reads", "start")] if record.kernel else []
-        outside = place >= record.own
-        corners = ((x, y + 30), (x + width, y + 30), (x + width, y + 78), (x, y + 78))
-        body.append(_hatched(*corners, fill=_GREY, kind="outside", ink="#999") if outside else _box(x, y + 30, width, 48))
-        body.append(_text(x + width / 2, y + 60, f"{record.values[place]:.3g}", halo=outside))
-        if python[place]:
-            body.append(_text(x + width / 2, y + 20, python[place]))
-        if kernel[place]:
-            body.append(_cell(x + 4, y + 84, width - 8, 30, kernel[place], place in wrong))
-    y = top + -(-drawn // _CELLS) * row
     lines = _strip_lines(record, drawn)
-    body += [_text(12, y + 22 + 26 * i, line, "start", bold=i == 0 and bool(record.kernel)) for i, line in enumerate(lines)]
+    body = [_text(12, 32, _strip_heading(record), "start", bold=True)]
+    body += [_text(12, 58 + 26 * i, line, "start", bold=i == 0 and bool(record.kernel)) for i, line in enumerate(lines)]
+    width, left, y = 98, 164, 50 + 26 * len(lines)
+    for first in range(0, drawn, _CELLS):
+        row = range(first, min(first + _CELLS, drawn))
+        body += [_text(12, y + 20, "Python reads", "start"), _text(12, y + 60, f"memory[{first}]", "start")]
+        for x, place in zip(range(left, _WIDTH, width), row, strict=False):
+            outside = place >= record.own
+            corners = ((x, y + 30), (x + width, y + 30), (x + width, y + 78), (x, y + 78))
+            body.append(_hatched(*corners, fill=_GREY, kind="outside", ink="#999") if outside else _box(x, y + 30, width, 48))
+            body.append(_text(x + width / 2, y + 60, f"{record.values[place]:.3g}", halo=outside))
+            if python[place]:
+                body.append(_text(x + width / 2, y + 20, python[place]))
+            if kernel[place]:
+                body.append(_cell(x + 4, y + 84, width - 8, 30, kernel[place], place in wrong))
+        read = any(kernel[place] for place in row)
+        body += [_text(12, y + 104, "kernel reads", "start")] if read else []
+        y += 124 if read else 90
     title = f"Memory strip. {_strip_heading(record)}. {lines[0]}."
     rows = [["step", "Python reads", "value", *(["kernel reads", "value", ""] if record.kernel else [])]]
     for i, place in enumerate(record.python):
-        got = (
-            [f"memory[{record.kernel[i]}]", f"{record.reads[i]:.3g}", "wrong" if record.wrong[i] else ""]
-            if record.kernel
-            else []
-        )
-        rows.append([str(i + 1), f"memory[{place}]", f"{record.values[place]:.3g}", *got])
-    return _svg(y + 10 + 26 * len(lines), title, body), "\n".join([f"{_strip_heading(record)}: {lines[0]}", table(rows)])
+        rows.append([str(i + 1), f"memory[{place}]", f"{record.values[place]:.3g}"])
+        if record.kernel:
+            rows[-1] += [f"memory[{record.kernel[i]}]", f"{record.reads[i]:.3g}", "wrong" if record.wrong[i] else ""]
+    return _svg(y + 4, title, body), "\n".join([f"{_strip_heading(record)}: {lines[0]}", table(rows)])
 
 
 def _steps(places: Sequence[int], drawn: int) -> list[str]:
