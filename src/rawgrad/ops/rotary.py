@@ -147,9 +147,10 @@ def _rotary_kernel(
 # Launch
 
 
-def _launch(backend, x, y, k, l, cos, sin, position_ids, half, first_head, end_head, interleaved, sign) -> None:  # noqa: E741
-    """Turn x into y, and k into l where k is not None, in one launch."""
+def _launch(backend, x, y, k, l, cos, sin, position_ids, half, turned, interleaved, sign) -> None:  # noqa: E741
+    """Turn x into y, and k into l where k is not None, in one launch; `turned` is which heads of x, None for all."""
     batch, seq, heads, head_dim = x.shape
+    first_head, end_head = turned or (0, heads)
     k_heads = 0 if k is None else k.shape[2]
     if batch * seq * (heads + k_heads) * head_dim == 0:
         return
@@ -175,7 +176,7 @@ def _launch(backend, x, y, k, l, cos, sin, position_ids, half, first_head, end_h
         words, places = 0, torch.empty(0, dtype=torch.int32, device=x.device)
     else:  # as 32-bit words, so that one kernel reads both integer types
         words = position_ids.element_size() // 4
-        places = position_ids.view(torch.int32) if position_ids.stride(-1) == 1 else _words(position_ids)
+        places = _words(position_ids)
     threads = min(256, max(32, 1 << ((heads + k_heads) * (head_dim - half) - 1).bit_length()))
     cuda.launch(
         CUDA_SOURCE, "rotary", (batch * seq,), (threads,), *tensors, places, words, *(step * words for step in steps),
@@ -272,8 +273,7 @@ def rotary(
     q, k = x if pair else (x, None)
     rotary_dim = _checked(q, k, cos, sin, position_ids, rotary_dim, heads)
     backend = runtime.choose(backend, q.device.type)
-    if backend == "triton" and runtime.INTERPRETED and torch.bfloat16 in (q.dtype, cos.dtype):
-        raise TypeError('Triton\'s interpreter rounds bfloat16 wrongly: use backend="cuda" or "torch", or float32')
+    runtime.refuse_bfloat16(backend, q.dtype, cos.dtype)
     if runtime.debug() and position_ids is not None:
         _positions_are_known(position_ids, cos.shape[0])
     if backend == "torch":
@@ -282,8 +282,7 @@ def rotary(
         results = [rotary_reference(t.to(wide), cos.to(wide), sin.to(wide), position_ids, heads=heads, **kinds).to(t.dtype)
                    for t in (q, k) if t is not None]  # fmt: skip
         return tuple(results) if pair else results[0]
-    first, end = heads or (0, q.shape[2])
-    results = Rotary.apply(q, k, cos, sin, position_ids, (backend, rotary_dim // 2, first, end, interleaved), 1.0)
+    results = Rotary.apply(q, k, cos, sin, position_ids, (backend, rotary_dim // 2, heads, interleaved), 1.0)
     return results if pair else results[0]
 
 
