@@ -35,6 +35,14 @@ def assert_error_within_budget(what, ours, torchs, truth):
     assert error <= budget, f"{what}: error {error:.3g}, budget {budget:.3g}"
 
 
+def value_and_gradient(function, x, dy):
+    """function(x), and the gradient by x for dy."""
+    x = x.detach().requires_grad_()
+    y = function(x)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    return y.detach(), dx
+
+
 @pytest.fixture(autouse=True)
 def _seeded_and_poisoned():
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from conftest import LAYOUTS, assert_error_within_budget
+from conftest import LAYOUTS, assert_error_within_budget, value_and_gradient
 
 from rawgrad import probes, runtime, square
 from rawgrad.ops import square as op
@@ -23,13 +23,6 @@ BACKENDS_AND_DTYPES = [
 @pytest.fixture(params=["triton", "cuda", "torch"])
 def backend(request):
     return request.param
-
-
-def value_and_gradient(function, x, dy):
-    x = x.detach().requires_grad_()
-    y = function(x)
-    (dx,) = torch.autograd.grad(y, x, dy)
-    return y.detach(), dx
 
 
 @pytest.mark.parametrize("dy_layout", LAYOUTS)

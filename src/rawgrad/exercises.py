@@ -76,10 +76,6 @@ class Prediction(Shown):
     def answer(self) -> str | None:
         return self._buttons.value
 
-    def choose(self, letter: str | None) -> None:
-        """Answer, as the buttons do."""
-        self._buttons.value = letter
-
     def _answered(self, change) -> None:
         try:
             if change.new is not None:
@@ -232,10 +228,9 @@ def _loud(backward: Callable) -> str:
     raised = []
     for way, before in BEFORE.items():
         X = _leaf()
-        right = 2 * X.detach().clone()
         y = Loud.apply(before(X))
         dy = _counting_up(y)
-        right = right * dy.view(X.shape)
+        right = 2 * X.detach() * dy.view(X.shape)
         try:
             y.backward(dy, retain_graph=True)
         except NotImplementedError:  # a RuntimeError, too
@@ -268,7 +263,7 @@ def _right(function: type[torch.autograd.Function]) -> str:
         if wrong:
             raise _NotYet(f"{way}, forward is not x^2: {wrong}")
         dy = _counting_up(y)
-        right, dy_before = 2 * X.detach().clone() * dy.view(X.shape), dy.clone()
+        right, dy_before = 2 * X.detach() * dy.view(X.shape), dy.clone()
         for count in (1, 2, 3):
             y.backward(dy, retain_graph=True)
             if probes.look(X).digest != X_before.digest:

@@ -88,6 +88,19 @@ def _line(*points: tuple[float, float], width: float = 1.5, dashed: bool = False
     return line
 
 
+def _chain(names: Sequence[str], widths: Sequence[float], fills: Sequence[str]) -> tuple[list[str], list[float]]:
+    """Boxes in a row with arrows between them, and the x of their middles."""
+    gap = (_WIDTH - 24 - sum(widths)) / (len(names) - 1)
+    centres = [12 + sum(widths[:i]) + gap * i + width / 2 for i, width in enumerate(widths)]
+    body = []
+    for name, x, width, fill in zip(names, centres, widths, fills, strict=True):
+        body += [_box(x - width / 2, 52, width, 44, fill), _text(x, 80, name)]
+    for i in range(len(names) - 1):
+        ends = (centres[i] + widths[i] / 2 + 2, 74), (centres[i + 1] - widths[i + 1] / 2 - 2, 74)
+        body.append(_line(*ends, arrow=True))
+    return body, centres
+
+
 def _number(value: float) -> str:
     return "none" if value != value else f"{value:g}"
 
@@ -280,22 +293,16 @@ def gradient_path(record: GradientPath) -> tuple[str, str]:
     """The way of one gradient from dy to X.grad, and whose memory it lies in; the picture and its table."""
     names = [*(stop.node for stop in record.stops), "AccumulateGrad", "X.grad"]
     widths = [max(20 + 11 * len(name), 148) if 0 < i < len(names) - 1 else 76 for i, name in enumerate(names)]
-    gap = (_WIDTH - 24 - sum(widths)) / (len(names) - 1)
-    centres = [12 + sum(widths[:i]) + gap * i + width / 2 for i, width in enumerate(widths)]
-    held = [*record.stops, None, record.grad]
-    body = [_text(12, 30, "The gradient of one backward, on its way to X.grad", "start", bold=True)]
-    for i, (name, x, width, stop) in enumerate(zip(names, centres, widths, held, strict=True)):
-        is_tensor = i in (0, len(names) - 1)
-        body += [_box(x - width / 2, 52, width, 44, _GREY if not is_tensor else _fill(stop.storage)), _text(x, 80, name)]
-        if i + 1 < len(names):
-            body += [_line((x + width / 2 + 2, 74), (centres[i + 1] - widths[i + 1] / 2 - 2, 74), arrow=True)]
-        if stop and not is_tensor:  # what the node hands on
-            body += [
-                _line((x, 96), (x, 118), dashed=True),
-                _box(x - width / 2, 118, width, 56, _fill(stop.storage)),
-                _text(x, 141, f"memory {stop.storage}"),
-                _text(x, 164, stop.tensor),
-            ]
+    fills = [_fill(record.stops[0].storage), *[_GREY] * (len(names) - 2), _fill(record.grad.storage)]
+    chain, centres = _chain(names, widths, fills)
+    body = [_text(12, 30, "The gradient of one backward, on its way to X.grad", "start", bold=True), *chain]
+    for stop, x, width in list(zip(record.stops, centres, widths, strict=False))[1:]:  # what each node hands on
+        body += [
+            _line((x, 96), (x, 118), dashed=True),
+            _box(x - width / 2, 118, width, 56, _fill(stop.storage)),
+            _text(x, 141, f"memory {stop.storage}"),
+            _text(x, 164, stop.tensor),
+        ]
     outcome = "takes it over" if record.taken_over else "copies it"
     body += [_text(centres[-2], 141, outcome, bold=True)]
     tenants = _tenants(record)
@@ -422,13 +429,8 @@ def _numbers(values: Sequence[float]) -> str:
 def graph(record: Graph) -> tuple[str, str]:
     """loss = (X * X).sum() with what its backward leaves of it; the picture and its table."""
     names, widths = ["loss", "SumBackward", "MulBackward", "AccumulateGrad", "X.grad"], [76, 160, 160, 176, 96]
-    gap = (_WIDTH - 24 - sum(widths)) / (len(names) - 1)
-    centres = [12 + sum(widths[:i]) + gap * i + width / 2 for i, width in enumerate(widths)]
-    body = [_text(12, 30, "Backward goes from the loss to the leaf", "start", bold=True)]
-    for i, (name, x, width) in enumerate(zip(names, centres, widths, strict=True)):
-        body += [_box(x - width / 2, 52, width, 44, _WHITE if i in (0, 4) else _GREY), _text(x, 80, name)]
-        if i + 1 < len(names):
-            body.append(_line((x + width / 2 + 2, 74), (centres[i + 1] - widths[i + 1] / 2 - 2, 74), arrow=True))
+    chain, centres = _chain(names, widths, [_WHITE, _GREY, _GREY, _GREY, _WHITE])
+    body = [_text(12, 30, "Backward goes from the loss to the leaf", "start", bold=True), *chain]
     saved = "saved X, twice" if record.saved == "kept" else "freed"
     grad = "None" if record.grad is None else f"{record.grad:g}"
     body += [

@@ -116,6 +116,12 @@ def choose(backend: str | None, device: str = DEVICE) -> str:
     return backend
 
 
+def refuse_bfloat16(backend: str, *dtypes: torch.dtype) -> None:
+    """Raise TypeError where `backend` would round one of `dtypes` wrongly."""
+    if backend == "triton" and INTERPRETED and torch.bfloat16 in dtypes:
+        raise TypeError('Triton\'s interpreter rounds bfloat16 wrongly: use backend="cuda" or "torch", or float32')
+
+
 _interpreter = threading.Lock()  # it patches triton.language for as long as a kernel runs
 
 

@@ -132,7 +132,9 @@ class _Run:
     """One graph, and what it looks like from outside between two backwards."""
 
     def __init__(self, before: str, writer: str, repair: str, hook: str):
-        known("before", before, BEFORE), known("repair", repair, REPAIRS), known("hook", hook, HOOKS)
+        known("before", before, BEFORE)
+        known("repair", repair, REPAIRS)
+        known("hook", hook, HOOKS)
         backend = _kernel(writer, WRITERS)
         shape = (8, 1, 8) if before.endswith("of [8, 1, 8]") else (8, 8)
         self.x = torch.arange(1.0, 65.0).view(shape).to(runtime.DEVICE).requires_grad_()
@@ -379,7 +381,8 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
         repair: what the backward does about layout, a key of READINGS or GUARDS.
         writer: which kernel, a key of KERNELS.
     """
-    known("consumer", consumer, CONSUMERS), known("repair", repair, READINGS | GUARDS)
+    known("consumer", consumer, CONSUMERS)
+    known("repair", repair, READINGS | GUARDS)
     backend = _kernel(writer, KERNELS)
     staging = None if consumer.startswith("stack") else {}
     dy, dx, own, made = _backward(consumer, repair, backend, staging)

@@ -122,8 +122,7 @@ def _check(backend: str, *tensors: Tensor) -> None:
         raise ValueError("square's kernels cannot write to a lazily negated tensor: give them tensor.resolve_neg()")
     if first.dtype not in DTYPES:
         raise TypeError(f"square needs float64, float32, float16 or bfloat16, got {first.dtype}")
-    if backend == "triton" and runtime.INTERPRETED and first.dtype == torch.bfloat16:
-        raise TypeError('Triton\'s interpreter rounds bfloat16 wrongly: use backend="cuda" or "torch", or float32')
+    runtime.refuse_bfloat16(backend, first.dtype)
 
 
 def _launch(backend: str, triton_kernel, cuda_kernel: str, *tensors: Tensor) -> None:
