@@ -265,21 +265,29 @@ def test_guided_widgets_answer_the_keyboard(page):
     assert page.errors == []
 
 
-def test_every_consumer_with_every_repair_by_keyboard(prints):
+@pytest.mark.parametrize(
+    ("id_", "record", "consumers", "repairs"),
+    [
+        ("free-play", scenarios.memory_strip, scenarios.CONSUMERS, scenarios.READINGS),
+        ("rotary-free-play", scenarios.rotary_strip, scenarios.ROTARY_CONSUMERS, scenarios.ROTARY_READINGS),
+    ],
+    ids=["triple", "rotary"],
+)
+def test_every_consumer_with_every_repair_by_keyboard(prints, id_, record, consumers, repairs):
     """Lesson 01's free play: the picture is the record's, and the hatched cells are those that it calls wrong."""
-    play = cell(prints, "free-play")
+    play = cell(prints, id_)
     consumer, repair = play.locator("select").nth(0), play.locator("select").nth(1)
-    for number, what in enumerate(scenarios.CONSUMERS):
+    for number, what in enumerate(consumers):
         consumer.focus()
         if number:
             next_option(prints)
-        for index, how in enumerate(scenarios.READINGS):
+        for index, how in enumerate(repairs):
             repair.focus()
             if index:
                 next_option(prints)
             else:
                 prints.keyboard.press("Home")
-            strip = scenarios.memory_strip(what, how)
+            strip = record(what, how)
             shows(prints, play, svg_title(figures.memory_strip(strip)[0]))
             steps = figures._steps(strip.kernel, 32)
             wrong = {place for place, bad in zip(strip.kernel, strip.wrong, strict=True) if bad and place < 32}
@@ -288,8 +296,7 @@ def test_every_consumer_with_every_repair_by_keyboard(prints):
     for kernel in list(scenarios.KERNELS)[1:]:
         kernels.focus()
         next_option(prints)
-        strip = scenarios.memory_strip(what, how, kernel)
-        shows(prints, play, svg_title(figures.memory_strip(strip)[0]))
+        shows(prints, play, svg_title(figures.memory_strip(record(what, how, kernel))[0]))
     assert prints.errors == []
 
 
@@ -323,7 +330,7 @@ def test_an_answer_is_taken_by_keyboard_and_its_outcome_follows(page, lab):
     ("notebook", "ids"),
     [
         ("page", ["p1", "p1-outcome", "timeline-versions", "writers", "path", "free-play"]),
-        ("prints", ["p2", "p2-outcome", "strip", "cures", "free-play"]),
+        ("prints", ["p2", "p2-outcome", "strip", "cures", "free-play", "rotary-strip", "rotary-free-play"]),
         ("start", ["p1", "p1-outcome", "graph", "strip"]),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+import rawgrad
 from rawgrad import cuda, exercises, runtime
 from rawgrad.exercises import check, outcome, predict
 from rawgrad.ops.square import square_backward
@@ -416,6 +417,103 @@ def test_two_strides(answer, evidence):
     assert evidence is None or evidence == verdict.evidence
 
 
+def slips(rotary_size: str, base: str, sine: str = "-sin", position_ids: str = "position_ids", back: str = "dx, *[None] * 5"):
+    code = f"""
+def backward(ctx, dy):
+    cos, sin, position_ids = ctx.saved_tensors
+    dx = rawgrad.rotary(dy, cos, {sine}, {position_ids}, rotary_dim={rotary_size}, heads=({base}, dy.shape[2]))
+    return {back}
+"""
+    exec(code, made := {"rawgrad": rawgrad})
+    return made["backward"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "evidence"),
+    [
+        (slips("ctx.rotary_size", "ctx.base"), None),
+        (slips("rotary_size", "base"), "your code raised NameError: name 'rotary_size' is not defined"),
+        (slips("ctx.rotary_size", "base"), "your code raised NameError: name 'base' is not defined"),
+        (slips("2 * cos.shape[1]", "0"), "with rotary_size 2, base 1 and positions [3, 1], element [0, 0, 0, 0]"),
+        (slips("4", "ctx.base"), "your code raised ValueError: rotary needs cos and sin of shape"),
+        (
+            slips("ctx.rotary_size", "ctx.base", sine="sin"),
+            "with rotary_size 4, base 0 and positions [3, 1], element [0, 0, 0, 0] is 3 where -3 is right",
+        ),
+        (
+            slips("ctx.rotary_size", "ctx.base", position_ids="None"),
+            "with rotary_size 4, base 0 and positions [3, 1], element [0, 0, 0, 0] is 1 where -3 is right",
+        ),
+        (slips("ctx.rotary_size", "ctx.base", back="dx"), "your code raised RuntimeError: function SlipsBackward returned"),
+    ],
+    ids=["right", "as_given", "one_slip_left", "base_0", "size_4", "turned_on", "no_positions", "too_few"],
+)  # fmt: skip
+def test_two_slips(answer, evidence):
+    verdict = check("01.2 two slips", answer)
+    assert verdict.passed == (evidence is None)
+    assert evidence is None or verdict.evidence.startswith(evidence), verdict.evidence
+
+
+def turn_back(dy_a: str, dy_b: str, prepare=lambda dy: dy, minus: str = "-"):
+    source = f"""
+    extern "C" __global__ void k(const T* dy, long long token_stride, long long head_stride, long long dim_stride, T* dx,
+                                 const T* cos, const T* sin, int half) {{
+      const int token = blockIdx.x, head = blockIdx.y, pair = threadIdx.x;
+      const int a = (token * gridDim.y + head) * 2 * half + pair, b = a + half;
+      const T c = cos[token * half + pair], s = {minus}sin[token * half + pair];
+      const T dy_a = dy[{dy_a}], dy_b = dy[{dy_b}];
+      dx[a] = dy_a * c - dy_b * s;
+      dx[b] = dy_b * c + dy_a * s;
+    }}"""
+
+    def answer(dy, cos, sin):
+        dy, half = prepare(dy), dy.shape[2] // 2
+        dx = torch.empty(dy.shape, device=dy.device)
+        cuda.launch(source, "k", dy.shape[:2], (half,), dy, *dy.stride(), dx, cos, sin, half)
+        return dx
+
+    return answer
+
+
+A, B = (f"token * token_stride + head * head_stride + (pair{plus}) * dim_stride" for plus in ("", " + half"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "evidence"),
+    [
+        (turn_back(A, B), None),
+        (turn_back("a", "b"), "heads first in memory, strides (4, 12, 1): element [0, 1, 0] is 17 where 25 is right"),
+        (turn_back("a", "b", torch.Tensor.contiguous), "heads first in memory, strides (4, 12, 1): 2 tensors were made where"),
+        (turn_back("a", "b", torch.Tensor.clone), "contiguous, strides (8, 4, 1): 2 tensors were made"),
+        (
+            turn_back("token * token_stride + head * 4 + pair", "token * token_stride + head * 4 + pair + half"),
+            "heads first in memory, strides (4, 12, 1): element [0, 1, 0] is 17 where 25 is right",
+        ),
+        (
+            turn_back("token * 4 + head * 12 + pair", "token * 4 + head * 12 + pair + half"),
+            "contiguous, strides (8, 4, 1): element [0, 1, 0] is 25 where 17 is right",
+        ),
+        (
+            turn_back(A.replace(" * dim_stride", ""), B.replace(" * dim_stride", "")),
+            "every other dimension, strides (16, 8, 2): element [0, 0, 1] is 14 where 15 is right",
+        ),
+        (
+            turn_back(A, "token * token_stride + head * head_stride + pair * dim_stride + half"),
+            "every other dimension, strides (16, 8, 2): element [0, 0, 2] is 15 where 17 is right",
+        ),
+        (turn_back(A, B, minus=""), "contiguous, strides (8, 4, 1): element [1, 0, 0] is -23 where 23 is right"),
+        (lambda dy, cos, sin: dy.mul_(2), "contiguous, strides (8, 4, 1): element [0, 0, 0] is 26 where 13 is right"),
+        (lambda dy, cos, sin: dy[0], "contiguous, strides (8, 4, 1): it has shape (2, 4) instead of (3, 2, 4)"),
+    ],
+    ids=["right", "as_given", "hidden_contiguous", "clone", "token_stride_alone", "heads_first_alone", "dim_stride_forgotten",
+         "partner_by_half", "turned_on", "in_place", "shape"],
+)  # fmt: skip
+def test_turn_back(answer, evidence):
+    verdict = check("01.3 turn back", answer)
+    assert verdict.passed == (evidence is None)
+    assert evidence is None or verdict.evidence.startswith(evidence), verdict.evidence
+
+
 def test_a_stub_that_waits_is_not_an_error():
     def stub(ctx, dy):
         raise NotImplementedError
@@ -425,7 +523,7 @@ def test_a_stub_that_waits_is_not_an_error():
 
 def test_an_exercise_that_does_not_exist_is_named():
     with pytest.raises(
-        ValueError, match="there is no exercise '02.9'; there are '00.1 place', '01.1 two strides', '02.1 loud', '02.2 right'"
+        ValueError, match="there is no exercise '02.9'; there are '00.1 place', '01.1 two strides', '01.2 two slips', "
     ):
         check("02.9", None)
 

@@ -52,3 +52,13 @@ def test_a_write_that_would_leave_the_storage_changes_nothing(device):
 def test_elements_left_counts_to_the_end_of_the_storage(device):
     x = torch.zeros(10, dtype=torch.float64, device=device)
     assert [raw.elements_left(t) for t in (x, x[3:5], x[9].expand(7))] == [10, 7, 1]
+
+
+def test_flat_takes_a_tensor_for_contiguous(device):
+    t = torch.arange(8.0, device=device).view(4, 2).t()
+    assert raw.flat(t[:, :2]).tolist() == [[0, 1], [2, 3]]
+    assert raw.flat(t).data_ptr() == t.data_ptr()
+    with pytest.raises(
+        ValueError, match="raw.flat stays inside the storage: 6 elements from offset 0 on, but 1 are left there"
+    ):
+        raw.flat(torch.ones(1, device=device).expand(2, 3))

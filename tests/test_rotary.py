@@ -7,7 +7,7 @@ import torch
 from conftest import assert_error_within_budget, value_and_gradient
 
 from rawgrad import probes, rotary, rotary_tables, runtime
-from rawgrad.ops.rotary import rotary_reference
+from rawgrad.ops.rotary import rotary_into, rotary_reference
 
 BATCH, SEQ, HEADS, DIM, POSITIONS = 2, 3, 3, 8, 11
 # [batch, seq, heads, head_dim] in the layouts in which tensors and gradients arrive
@@ -371,3 +371,35 @@ def test_says_what_is_wrong_before_anything_is_launched(call, error, message):
 def test_the_interpreter_refuses_bfloat16():
     with pytest.raises(TypeError, match="interpreter rounds bfloat16 wrongly"):
         rotary(X.bfloat16(), C, S, backend="triton")
+
+
+def test_rotary_into_writes_where_it_is_told_and_may_write_over_x(device):
+    cos, sin = rotary_tables(5, 4, device=device)
+    x = torch.randn(2, 3, 2, 4, device=device)
+    right = rotary(x, cos, sin)
+    for backend in ("cuda", "triton") if runtime.HAS_TRITON else ("cuda",):
+        y = torch.empty(2, 2, 3, 4, device=device).transpose(1, 2)
+        rotary_into(x, y, cos, sin, backend=backend)
+        assert torch.equal(y, right)
+        over = x.clone()
+        rotary_into(over, over, cos, sin, backend=backend)
+        assert torch.equal(over, right)
+        assert over._version == 0
+        rotary_into(over, over, cos, sin, sign=-1, backend=backend)
+        assert (over - x).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("y", "backend", "message"),
+    [
+        (lambda x: x[:1], None, r"rotary_into writes to a tensor like x, \(2, 3, 2, 4\) .* got \(1, 3, 2, 4\)"),
+        (lambda x: x.double(), None, "got .* torch.float64"),
+        (lambda x: x._neg_view(), None, "lazily negated"),
+        (lambda x: x, "torch", "its backend is 'triton' or 'cuda'"),
+    ],
+    ids=["shape", "dtype", "negated", "torch"],
+)
+def test_rotary_into_refuses_what_does_not_fit(y, backend, message, device):
+    x = torch.randn(2, 3, 2, 4, device=device)
+    with pytest.raises(ValueError, match=message):
+        rotary_into(x, y(x), *rotary_tables(5, 4, device=device), backend=backend)

@@ -311,6 +311,7 @@ def test_a_machine_without_any_kernel_says_so_in_one_sentence(monkeypatch):
         (lambda: version_timeline(backwards=4), "backwards is one of 0, 1, 2, 3, got 4"),
         (lambda: memory_strip("sum"), r"consumer is one of 'y.sum\(\)', .* got 'sum'"),
         (lambda: memory_strip(writer="torch in place"), "writer is one of 'a kernel', .* got 'torch in place'"),
+        (lambda: scenarios.rotary_strip("y.t()"), r"consumer is one of '\(y.transpose\(1, 2\) \* w\).sum\(\)', .* got 'y.t"),
         (lambda: scenarios.view_strip("m.T"), "view is one of 'm', .* got 'm.T'"),
         (lambda: scenarios.recording("x"), "name is one of 'stale_print', .* got 'x'"),
     ],
@@ -485,6 +486,41 @@ def test_f17_gradcheck_alone_passes_a_read_without_strides(follow, writer, devic
     assert check(specimens.ReadsFlat) == passes
     assert check(specimens.ReadsStrides)
     assert check(specimens.ReadsContiguous)
+
+
+ROTARY = {  # consumer: strides, read without strides, after clone()
+    "(y.transpose(1, 2) * w).sum()": ((8, 2, 4, 1), "wrong order", "wrong order"),
+    "y.sum()": ((0, 0, 0, 0), "other cells", "right"),
+    "y.sum(2).mean()": ((4, 2, 0, 1), "other cells", "right"),
+    "(cat([y, z], 3) * w).sum()": ((16, 8, 4, 1), "other cells", "right"),
+    "stack([y, z, ...], -1)[..., 0].sum()": ((64, 32, 16, 8), "other cells", "right"),
+    "(y * w).sum()": ((8, 4, 2, 1), "right", "right"),
+    "y.mean()": ((8, 4, 2, 1), "right", "right"),
+}
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("consumer", ROTARY)
+def test_rotary_misreads_what_the_consumer_lays_out(consumer, writer):
+    assert ROTARY.keys() == scenarios.ROTARY_CONSUMERS.keys()
+    stride, flat, cloned = ROTARY[consumer]
+    strips = {repair: scenarios.rotary_strip(consumer, repair, writer) for repair in scenarios.ROTARY_READINGS}
+    assert {repair: strip.verdict for repair, strip in strips.items()} == {
+        "none": flat, "dy.clone()": cloned, "dy.contiguous()": "right", "strides to the kernel": "right",
+    }  # fmt: skip
+    needed = stride != (8, 4, 2, 1)
+    assert [strip.copied for strip in strips.values()] == [False, True, needed, False]
+    for strip in strips.values():
+        assert (strip.shape, strip.stride) == ((1, 2, 2, 2), stride)
+        assert all(0 <= place < len(strip.values) for place in (*strip.python, *strip.kernel))
+        assert [strip.values[place] for place in strip.kernel] == list(strip.reads), "the record says what was read"
+
+
+def test_quarter_turns_are_exact(device):
+    cos, sin = scenarios.quarter_turns(4)
+    angle = torch.arange(4, dtype=torch.float64, device=device)[:, None].expand(4, 2) * torch.pi / 2
+    assert (cos.double() - angle.cos()).abs().max() < 1e-15
+    assert (sin.double() - angle.sin()).abs().max() < 1e-15
 
 
 def test_staging_has_room_for_64_elements(device):

@@ -16,7 +16,8 @@ import ipywidgets
 import torch
 from torch import Tensor
 
-from rawgrad import probes, runtime
+from rawgrad import probes, runtime, scenarios
+from rawgrad.ops.rotary import rotary, rotary_reference
 from rawgrad.widgets import Shown
 
 # Predictions
@@ -327,21 +328,68 @@ def _two_strides(answer: Callable) -> str:
         "contiguous": (3, 1), "transposed": (1, 2), "rows of a wider tensor": (6, 1), "every other column": (6, 2),
         "one number, expanded": (0, 0), "one row, expanded": (0, 1), "one column, expanded": (1, 0),
     }  # fmt: skip
+    return _any_layout(answer, (2, 3), layouts, lambda dy: 3 * dy)
+
+
+def _any_layout(answer: Callable, shape: tuple[int, ...], layouts: dict, right: Callable, *tables: Tensor) -> str:
+    """answer(dy, *tables) is right(dy) for a dy of any layout, in one new tensor and no other memory."""
     for name, strides in layouts.items():
         room = torch.arange(10.0, 74.0, device=runtime.DEVICE)
-        dy = room.as_strided((2, 3), strides, 3)
-        right, before = 3 * dy, probes.look(dy)
-        with probes.Allocations(dy) as made:
-            dx = answer(dy)
-        where = f"{name}, strides {strides}"
-        wrong = _off(dx, right)
+        dy = room.as_strided(shape, strides, 3)
+        expected, before = right(dy), probes.look(dy)
+        with probes.Allocations(dy, *tables) as made:
+            dx = answer(dy, *tables)
+        wrong = _off(dx, expected)
         if wrong is None and probes.look(dy).digest != before.digest:
             wrong = "dy was changed"
         if wrong is None and len(made.sizes) > 1:
             wrong = f"{len(made.sizes)} tensors were made where the result needs one: that is a copy of dy"
         if wrong:
-            raise _NotYet(f"{where}: {wrong}")
+            raise _NotYet(f"{name}, strides {strides}: {wrong}")
     return f"right for {len(layouts)} layouts, each without a copy"
 
 
-EXERCISES = {"00.1 place": _place, "01.1 two strides": _two_strides, "02.1 loud": _loud, "02.2 right": _right}
+def _two_slips(backward: Callable) -> str:
+    """A rotary backward that takes what forward put on ctx, whatever that is."""
+
+    class Slips(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, cos, sin, position_ids, rotary_size, base):
+            ctx.save_for_backward(cos, sin, position_ids)
+            ctx.rotary_size, ctx.base = rotary_size, base
+            return rotary(x, cos, sin, position_ids, rotary_dim=rotary_size, heads=(base, x.shape[2]))
+
+    Slips.backward = staticmethod(backward)
+    positions = torch.tensor([3, 1], device=runtime.DEVICE)
+    for rotary_size, base in ((4, 0), (2, 1)):
+        x = torch.arange(1.0, 25.0, device=runtime.DEVICE).view(1, 2, 3, 4).requires_grad_()
+        tables = scenarios.quarter_turns(rotary_size)
+        (dx,) = torch.autograd.grad(Slips.apply(x, *tables, positions, rotary_size, base), x, dy := _counting_up(x))
+        kinds = {"rotary_dim": rotary_size, "heads": (base, 3)}
+        wrong = _off(dx, rotary_reference(dy, tables[0], -tables[1], positions, **kinds))
+        if wrong:
+            raise _NotYet(f"with rotary_size {rotary_size}, base {base} and positions {positions.tolist()}, {wrong}")
+    return "right for two rotary sizes, two bases and positions other than 0"
+
+
+def _turn_back(answer: Callable) -> str:
+    """dy [seq, heads, head_dim] turned back, whatever its strides, in one new tensor and no other memory."""
+    layouts = {
+        "contiguous": (8, 4, 1), "heads first in memory": (4, 12, 1), "heads of a wider projection": (16, 4, 1),
+        "every other dimension": (16, 8, 2), "dimensions first in memory": (2, 1, 6), "one number, expanded": (0, 0, 0),
+        "one token, expanded": (0, 4, 1), "one head, expanded": (4, 0, 1),
+    }  # fmt: skip
+    pairs = torch.tensor([[0, 0], [1, 2], [2, 3]], device=runtime.DEVICE)  # quarters, for each token and pair
+    cos, sin = (table[:, 0][pairs] for table in scenarios.quarter_turns(2))
+    right = lambda dy: rotary_reference(dy[None], cos, -sin)[0]  # noqa: E731
+    return _any_layout(answer, (3, 2, 4), layouts, right, cos, sin)
+
+
+EXERCISES = {
+    "00.1 place": _place,
+    "01.1 two strides": _two_strides,
+    "01.2 two slips": _two_slips,
+    "01.3 turn back": _turn_back,
+    "02.1 loud": _loud,
+    "02.2 right": _right,
+}

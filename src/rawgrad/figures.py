@@ -391,8 +391,7 @@ def _steps(places: Sequence[int], drawn: int) -> list[str]:
 
 
 def _strip_heading(record: Strip) -> str:
-    heading = f"{record.what}: shape {record.shape}, strides {record.stride}, offset {record.offset}"
-    return heading if record.repair in ("none", "") else f"{heading}; {record.repair}"
+    return f"{record.what}: shape {record.shape}, strides {record.stride}, offset {record.offset}"
 
 
 _READS = {
@@ -405,13 +404,14 @@ _READS = {
 def _strip_lines(record: Strip, drawn: int) -> list[str]:
     lines = [f"Python prints {_numbers(record.prints)}"]
     if record.kernel:
-        lines = [_READS[record.verdict], *lines, f"kernel reads {_numbers(record.reads)}"]
+        repair = "" if record.repair == "none" else f"{record.repair}: "
+        lines = [f"{repair}{_READS[record.verdict]}", *lines, f"kernel reads {_numbers(record.reads)}"]
         if record.copied:
             lines.append("The kernel reads a copy, in its order. Its numbers say which cell of dy each element came from.")
-    if record.own < len(record.values):
+    if record.own < drawn:
         lines.append(f"dy's own storage has {_elements(record.own)}. The grey cells lie behind it.")
-    elif drawn < len(record.values):
-        lines.append(f"The storage has {len(record.values)} elements; {drawn} are drawn.")
+    elif drawn < record.own:
+        lines.append(f"The storage has {record.own} elements; {drawn} are drawn.")
     return lines
 
 

@@ -39,6 +39,16 @@ def write(tensor: Tensor, values: Tensor) -> None:
     _memory(tensor, values.numel(), "write").copy_(values.detach().reshape(-1))
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """An alias of `tensor`'s shape that starts at its data pointer and is contiguous: what a kernel that computes
+    row * columns + column takes `tensor` for.
+
+    Raises:
+        ValueError: the storage ends before.
+    """
+    return _memory(tensor, tensor.numel(), "flat").view(tensor.shape)
+
+
 def elements_left(tensor: Tensor) -> int:
     """How many elements fit between `tensor`'s data pointer and the end of its storage."""
     return tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()

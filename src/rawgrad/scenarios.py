@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rawgrad import cuda, probes, raw, runtime, specimens
+from rawgrad.ops.rotary import rotary_reference
 
 # Names are the code that a learner would type. X is [8, 8], but where the name says otherwise.
 BEFORE = {
@@ -287,6 +289,22 @@ GUARDS = {  # that do not guard
     "the row stride alone": specimens.ReadsWithRowStride,
     "the strides of x": specimens.ReadsWithStridesOfX,
 }
+# Of y [1, 2, 2, 2], which is batch, seq, heads, head_dim
+ROTARY_CONSUMERS = {
+    "(y.transpose(1, 2) * w).sum()": lambda y: (y.transpose(1, 2) * _counting(1, 1, 2, 2, 2, like=y)).sum(),
+    "y.sum()": lambda y: y.sum(),
+    "y.sum(2).mean()": lambda y: y.sum(2).mean(),
+    "(cat([y, z], 3) * w).sum()": lambda y: (torch.cat([y, torch.ones_like(y)], 3) * _counting(1, 1, 2, 2, 4, like=y)).sum(),
+    "stack([y, z, ...], -1)[..., 0].sum()": lambda y: torch.stack([y] + [torch.ones_like(y)] * 7, -1)[..., 0].sum(),
+    "(y * w).sum()": lambda y: (y * _counting(1, 1, 2, 2, 2, like=y)).sum(),
+    "y.mean()": lambda y: y.mean(),
+}
+ROTARY_READINGS = {
+    "none": specimens.RotaryReadsFlat,
+    "dy.clone()": specimens.RotaryReadsClone,
+    "dy.contiguous()": specimens.RotaryReadsContiguous,
+    "strides to the kernel": specimens.RotaryCured,
+}
 KERNELS = {name: backend for name, backend in WRITERS.items() if backend != "torch"}
 VIEWS = {  # of m, a [3, 4] that counts
     "m": lambda m: m,
@@ -371,6 +389,37 @@ class Strip:
         return "wrong order" if sorted(self.kernel) == sorted(self.python) else "other cells"
 
 
+@dataclass(frozen=True)
+class _Misread:
+    """An experiment whose backward may read other cells than Python, and how to tell from its dx what it read."""
+
+    shape: tuple[int, ...]  # of x and y
+    consumers: dict
+    functions: dict
+    apply: Callable  # (Function, x, backend) -> y
+    read: Callable  # dx -> what the kernel read
+
+
+def _turned(function, x: Tensor, backend: str) -> Tensor:
+    return function.apply(x, *quarter_turns(2, like=x), _POSITIONS.to(x.device), 2, 0, backend)
+
+
+def _read_before_the_turn(dx: Tensor) -> Tensor:
+    return rotary_reference(dx, *quarter_turns(2, like=dx), _POSITIONS.to(dx.device)) + 0.0  # no -0
+
+
+_POSITIONS = torch.tensor([1, 2])
+_TRIPLE = _Misread((2, 3), CONSUMERS, READINGS | GUARDS, lambda f, x, backend: f.apply(x, backend), lambda dx: dx / 3)
+_ROTARY = _Misread((1, 2, 2, 2), ROTARY_CONSUMERS, ROTARY_READINGS, _turned, _read_before_the_turn)
+
+
+def quarter_turns(rotary_dim: int, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Tables [4, rotary_dim / 2] for rotary, in which position p turns every pair by p quarters: exact in every dtype."""
+    like = torch.empty(0, device=runtime.DEVICE) if like is None else like
+    cos, sin = like.new_tensor([1.0, 0, -1, 0]), like.new_tensor([0.0, 1, 0, -1])
+    return tuple(table[:, None].expand(4, rotary_dim // 2) for table in (cos, sin))
+
+
 def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = "a kernel") -> Strip:
     """Run a backward whose kernel reads dy, behind a consumer that decides how dy lies in memory.
 
@@ -381,13 +430,28 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
         repair: what the backward does about layout, a key of READINGS or GUARDS.
         writer: which kernel, a key of KERNELS.
     """
-    known("consumer", consumer, CONSUMERS)
-    known("repair", repair, READINGS | GUARDS)
+    return _strip(_TRIPLE, consumer, repair, writer)
+
+
+def rotary_strip(consumer: str = "(y.transpose(1, 2) * w).sum()", repair: str = "none", writer: str = "a kernel") -> Strip:
+    """The same for the rotary embedding of two tokens, at positions 1 and 2, in two heads of two dimensions.
+
+    Args:
+        consumer: a key of ROTARY_CONSUMERS.
+        repair: a key of ROTARY_READINGS.
+        writer: a key of KERNELS.
+    """
+    return _strip(_ROTARY, consumer, repair, writer)
+
+
+def _strip(misread: _Misread, consumer: str, repair: str, writer: str) -> Strip:
+    known("consumer", consumer, misread.consumers)
+    known("repair", repair, misread.functions)
     backend = _kernel(writer, KERNELS)
     staging = None if consumer.startswith("stack") else {}
-    dy, dx, own, made = _backward(consumer, repair, backend, staging)
-    *_, needed = _backward(consumer, "strides to the kernel", backend, staging)
-    places, kernel, *_ = _backward(consumer, repair, backend, {"first": 0, "keep": False})
+    dy, dx, own, made = _backward(misread, consumer, repair, backend, staging)
+    *_, needed = _backward(misread, consumer, "strides to the kernel", backend, staging)
+    places, of_places, *_ = _backward(misread, consumer, repair, backend, {"first": 0, "keep": False})
     return Strip(
         what=consumer,
         shape=tuple(dy.shape),
@@ -396,28 +460,30 @@ def memory_strip(consumer: str = "y.sum()", repair: str = "none", writer: str = 
         values=tuple(raw.read(dy.as_strided((1,), (1,), 0), dy.untyped_storage().nbytes() // dy.element_size()).tolist()),
         own=own,
         python=tuple(places.flatten().int().tolist()),
-        kernel=tuple((kernel / 3).flatten().int().tolist()),
-        reads=tuple((dx / 3).flatten().tolist()),
+        kernel=tuple(misread.read(of_places).flatten().int().tolist()),
+        reads=tuple(misread.read(dx).flatten().tolist()),
         copied=made > needed,
         repair=repair,
         writer=writer,
     )
 
 
-def _backward(consumer: str, repair: str, backend: str, staging: dict | None) -> tuple[Tensor, Tensor, int, int]:
+def _backward(
+    misread: _Misread, consumer: str, repair: str, backend: str, staging: dict | None
+) -> tuple[Tensor, Tensor, int, int]:
     """dy as backward got it, dx, how many elements the storage had that autograd had made for dy, and how many tensors of
     dx's size or more were made on the way."""
-    x = _counting(1, 2, 3, like=torch.empty(0, device=runtime.DEVICE)).requires_grad_()
-    y = (READINGS | GUARDS)[repair].apply(x, backend)
+    x = _counting(1, *misread.shape, like=torch.empty(0, device=runtime.DEVICE)).requires_grad_()
+    y = misread.apply(misread.functions[repair], x, backend)
     got, made = [], []
     y.register_hook(lambda dy: made.append(dy.untyped_storage().nbytes() // dy.element_size()))
     if staging is not None:
         staged(y, **staging)
     y.register_hook(got.append)
-    loss = CONSUMERS[consumer](y)
+    loss = misread.consumers[consumer](y)
     with probes.Allocations() as allocations:
-        loss.backward()
-    return got[0], x.grad, made[0], sum(size >= x.nbytes for size in allocations.sizes)
+        (dx,) = torch.autograd.grad(loss, x)  # .backward() would copy a dx into the leaf's layout
+    return got[0], dx, made[0], sum(size >= x.nbytes for size in allocations.sizes)
 
 
 def view_strip(view: str = "m") -> Strip:

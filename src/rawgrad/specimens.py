@@ -1,8 +1,9 @@
 """Functions with one disease each, and the same Functions cured.
 
-Two families. y = x^2 stores its gradient where it should not, by the healthy kernels of ops.square. y = 3 x misreads the
-gradient that it is given, by two kernels of its own: one with strides and one without. `writer` is "triton", "cuda", None for
-the first of them that runs here, or, in the first family, "torch" for PyTorch's own in-place operator.
+Three families. y = x^2 stores its gradient where it should not, by the healthy kernels of ops.square. y = 3 x misreads the
+gradient that it is given, by two kernels of its own: one with strides and one without. The rotary embedding does both, by the
+healthy kernels of ops.rotary. `writer` is "triton", "cuda", None for the first of them that runs here, or, in the first
+family, "torch" for PyTorch's own in-place operator.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rawgrad import cuda, raw, runtime
+from rawgrad.ops.rotary import Rotary, rotary_into
 from rawgrad.ops.square import TwiceTheProduct, square_backward
 from rawgrad.runtime import tl, triton
 
@@ -261,3 +263,107 @@ class ReadsStrides(ReadsFlat):
     @staticmethod
     def backward(ctx, dy: Tensor):
         return ReadsStrides.apply(dy, ctx.writer), None
+
+
+# The rotary embedding of the public question: `rotary_size` dimensions are turned, in the heads from `base` on
+
+
+class RotaryReadsFlat(torch.autograd.Function):
+    """The disease: the kernel gets dy's pointer, and takes dy for contiguous."""
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, rotary_size: int, base: int, writer: str | None):
+        y = torch.empty_like(x)
+        heads = (base, x.shape[2])
+        rotary_into(x, y, cos, sin, position_ids, rotary_dim=rotary_size, heads=heads, backend=writer)
+        return y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, cos, sin, position_ids, ctx.rotary_size, ctx.base, ctx.writer = inputs
+        ctx.save_for_backward(cos, sin, position_ids)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return _turned_back(ctx, raw.flat(dy)), *_NO_GRADIENTS
+
+
+_NO_GRADIENTS = (None,) * 6  # for all but x
+
+
+def _turned_back(ctx, dy: Tensor, into: Tensor | None = None, sign: float = -1.0) -> Tensor:
+    """dx by the kernel, in `into` or in new memory."""
+    cos, sin, position_ids = ctx.saved_tensors
+    dx = torch.empty_like(dy) if into is None else into
+    heads = (ctx.base, dy.shape[2])
+    rotary_into(dy, dx, cos, sin, position_ids, sign=sign, rotary_dim=ctx.rotary_size, heads=heads, backend=ctx.writer)
+    return dx
+
+
+class RotaryWithSlips(RotaryReadsFlat):
+    """The backward as the question quotes it: two names that exist on ctx only."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        cos, sin, position_ids = ctx.saved_tensors
+        dx, heads = torch.empty_like(dy), (base, dy.shape[2])  # noqa: F821
+        rotary_into(dy, dx, cos, sin, position_ids, sign=-1, rotary_dim=rotary_size, heads=heads)  # noqa: F821
+        return dx, *_NO_GRADIENTS
+
+
+class RotaryTurnsOn(RotaryReadsFlat):
+    """Turns the gradient on instead of back. At position 0 both are the identity."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return _turned_back(ctx, dy, sign=1.0), *_NO_GRADIENTS
+
+
+class RotaryIntoUpstream(RotaryReadsFlat):
+    """Writes its gradient into dy, and returns dy."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return _turned_back(ctx, dy, into=dy), *_NO_GRADIENTS
+
+
+class RotaryIntoInput(RotaryReadsFlat):
+    """Turns x itself in forward, and says so to nobody. Its backward is healthy."""
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, rotary_size: int, base: int, writer: str | None):
+        rotary_into(x, x, cos, sin, position_ids, rotary_dim=rotary_size, heads=(base, x.shape[2]), backend=writer)
+        return x
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return _turned_back(ctx, dy), *_NO_GRADIENTS
+
+
+class RotaryReadsClone(RotaryReadsFlat):
+    """Clones dy first. A clone of a dense tensor keeps its strides."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return _turned_back(ctx, raw.flat(dy.clone())), *_NO_GRADIENTS
+
+
+class RotaryReadsContiguous(RotaryReadsFlat):
+    """The cure of the layout by a copy, which is made only where it is needed."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return RotaryCured.backward(ctx, dy.contiguous())
+
+
+class RotaryCured(RotaryReadsFlat):
+    """The cure of all of them: ctx is asked, the kernel is told dy's own strides and the way back, and writes to new memory, by
+    a Function that can be differentiated again."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        cos, sin, position_ids = ctx.saved_tensors
+        writer = runtime.choose(ctx.writer, dy.device.type)
+        options = (writer, ctx.rotary_size // 2, (ctx.base, dy.shape[2]), False)
+        dx, _ = Rotary.apply(dy, None, cos, sin, position_ids, options, -1.0)
+        return dx, *_NO_GRADIENTS

@@ -141,6 +141,16 @@ def memory_strip(**given) -> Knobs:
     return _knobs(lambda **knobs: figures.memory_strip(scenarios.memory_strip(**knobs)), names, given)
 
 
+def rotary_strip(**given) -> Knobs:
+    """The memory strip of the rotary embedding, live; `given` as for version_timeline."""
+    names = {
+        "consumer": ("what follows y", list(scenarios.ROTARY_CONSUMERS)),
+        "repair": ("repair", list(scenarios.ROTARY_READINGS)),
+        "writer": ("kernel", list(scenarios.KERNELS)),
+    }
+    return _knobs(lambda **knobs: figures.memory_strip(scenarios.rotary_strip(**knobs)), names, given)
+
+
 def view_strip(**given) -> Knobs:
     """Python's reads of a view, live."""
     names = {"view": ("view", list(scenarios.VIEWS))}

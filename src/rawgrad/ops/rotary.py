@@ -184,6 +184,38 @@ def _launch(backend, x, y, k, l, cos, sin, position_ids, half, turned, interleav
     )  # fmt: skip
 
 
+def rotary_into(
+    x: Tensor,
+    y: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None = None,
+    *,
+    sign: float = 1.0,
+    rotary_dim: int | None = None,
+    heads: tuple[int, int] | None = None,
+    backend: str | None = None,
+) -> None:
+    """Write x, turned, into `y` by a kernel, whatever `y` is: it may be x itself. No version counter moves.
+
+    Args:
+        x, y: [batch, seq, heads, head_dim], of one dtype and device, each with its own strides.
+        sign: of the angles; -1 turns back.
+        backend: "triton", "cuda", or None for the first that runs here. The others are as for `rotary`, and so are the errors.
+    """
+    half = _checked(x, None, cos, sin, position_ids, rotary_dim, heads) // 2
+    if (y.shape, y.dtype, y.device) != (x.shape, x.dtype, x.device) or y.is_neg():
+        raise ValueError(
+            f"rotary_into writes to a tensor like x, {tuple(x.shape)} {x.dtype} on {x.device}, got {tuple(y.shape)} {y.dtype} "
+            f"on {y.device}{', lazily negated' if y.is_neg() else ''}"
+        )
+    backend = runtime.choose(backend, x.device.type)
+    if backend == "torch":
+        raise ValueError("rotary_into writes as a kernel does: its backend is 'triton' or 'cuda'")
+    runtime.refuse_bfloat16(backend, x.dtype, cos.dtype)
+    _launch(backend, x.resolve_neg(), y, None, None, cos, sin, position_ids, half, heads, False, sign)
+
+
 def _words(position_ids: Tensor) -> Tensor:
     """The memory of `position_ids` as int32, from its first element on, whatever its strides are."""
     storage = position_ids.untyped_storage()

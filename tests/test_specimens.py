@@ -1,0 +1,110 @@
+"""Each rotary specimen has its disease and no other, and its cure has none. The other families are held by test_scenarios."""
+
+import pytest
+import torch
+
+from rawgrad import probes, scenarios, specimens
+from rawgrad.ops.rotary import rotary_reference
+
+DISEASED = {
+    "reads_flat": specimens.RotaryReadsFlat,
+    "reads_a_clone": specimens.RotaryReadsClone,
+    "turns_on": specimens.RotaryTurnsOn,
+    "into_upstream": specimens.RotaryIntoUpstream,
+    "into_input": specimens.RotaryIntoInput,
+    "slips": specimens.RotaryWithSlips,
+}
+CURED = {"cured": specimens.RotaryCured, "contiguous": specimens.RotaryReadsContiguous}
+SEQ, HEADS, DIM = 3, 2, 4
+LAYOUTS = {  # of dy [1, SEQ, HEADS, DIM], in a storage that a flat read does not leave
+    "contiguous": (24, 8, 4, 1),
+    "heads_first": (24, 4, 12, 1),
+    "wider": (48, 16, 8, 1),
+    "expanded": (0, 0, 0, 0),
+}
+
+
+def examined(function, layout, writer, device, rotary_size=DIM, base=0, positions=(3, 1, 2)) -> dict[str, bool]:
+    """What a run of `function` shows, each False where it is healthy."""
+    x = torch.arange(1.0, 25.0, device=device).view(1, SEQ, HEADS, DIM).requires_grad_()
+    dy = torch.arange(100.0, 148.0, device=device).as_strided((1, SEQ, HEADS, DIM), LAYOUTS[layout])
+    cos, sin = scenarios.quarter_turns(rotary_size)
+    positions = torch.tensor(positions, device=device)
+    kinds = {"rotary_dim": rotary_size, "heads": (base, HEADS)}
+    y_right = rotary_reference(x.detach(), cos, sin, positions, **kinds)
+    dx_right = rotary_reference(dy, cos, -sin, positions, **kinds)
+    before = probes.look(x).digest, probes.look(dy).digest
+    y = function.apply(x, cos, sin, positions, rotary_size, base, writer)
+    seen = {"wrong value": not torch.equal(y.detach(), y_right), "x written": probes.look(x).digest != before[0]}
+    try:
+        (dx,) = torch.autograd.grad(y, x, dy)
+    except NameError:
+        return {**seen, "raises": True}
+    return seen | {
+        "wrong gradient": not torch.equal(dx, dx_right),
+        "dy written": probes.look(dy).digest != before[1],
+        "dx shares dy": probes.overlap(dx, dy),
+    }
+
+
+def shown(function, layout, writer, device, **kinds):
+    return {name for name, bad in examined(function, layout, writer, device, **kinds).items() if bad}
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize(("rotary_size", "base"), [(DIM, 0), (2, 1)], ids=["whole", "partial"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CURED)
+def test_the_cured_are_healthy(name, layout, rotary_size, base, writer, device):
+    assert shown(CURED[name], layout, writer, device, rotary_size=rotary_size, base=base) == set()
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize(
+    ("name", "layout", "disease"),
+    [
+        ("reads_flat", "contiguous", set()),
+        ("reads_flat", "heads_first", {"wrong gradient"}),
+        ("reads_flat", "wider", {"wrong gradient"}),
+        ("reads_flat", "expanded", {"wrong gradient"}),
+        ("reads_a_clone", "heads_first", {"wrong gradient"}),
+        ("reads_a_clone", "wider", set()),
+        ("reads_a_clone", "expanded", set()),
+        ("turns_on", "contiguous", {"wrong gradient"}),
+        ("into_upstream", "contiguous", {"dy written", "dx shares dy"}),
+        ("into_upstream", "heads_first", {"dy written", "dx shares dy"}),
+        ("into_input", "contiguous", {"x written"}),
+        ("slips", "contiguous", {"raises"}),
+    ],
+)
+def test_each_disease_shows_itself_and_nothing_else(name, layout, disease, writer, device):
+    assert shown(DISEASED[name], layout, writer, device) == disease
+
+
+@pytest.mark.parametrize("positions", [(0, 0, 0), (2, 2, 2), (0, 2, 0)])
+def test_the_identity_and_half_turns_hide_the_sign(positions, device):
+    assert shown(specimens.RotaryTurnsOn, "heads_first", None, device, positions=positions) == set()
+    assert shown(specimens.RotaryTurnsOn, "heads_first", None, device, positions=(0, 1, 0)) == {"wrong gradient"}
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize("name", ["into_upstream", "into_input"])
+def test_no_version_tells_of_the_write(name, writer, device):
+    x = torch.arange(1.0, 25.0, device=device).view(1, SEQ, HEADS, DIM).requires_grad_()
+    dy = torch.ones_like(x)
+    looked = [probes.look(t) for t in (x, dy)]
+    y = DISEASED[name].apply(x, *scenarios.quarter_turns(DIM), torch.tensor([1, 2, 3], device=device), DIM, 0, writer)
+    torch.autograd.grad(y, x, dy)
+    unseen = [probes.written_unseen(before, probes.look(t)) for before, t in zip(looked, (x, dy), strict=True)]
+    assert unseen == [name == "into_input", name == "into_upstream"]
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize("name", CURED)
+def test_the_cured_can_be_differentiated_again(name, writer, device):
+    positions = torch.tensor([1, 3, 2], device=device)
+    tables = scenarios.quarter_turns(DIM, like=torch.empty(0, dtype=torch.float64, device=device))
+    x = torch.randn(1, SEQ, HEADS, DIM, dtype=torch.float64, device=device, requires_grad=True)
+    function = lambda x: CURED[name].apply(x, *tables, positions, DIM, 0, writer) ** 2  # noqa: E731
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x, gen_non_contig_grad_outputs=True)
