@@ -42,6 +42,7 @@ def redraws() -> None:
         ("version_timeline", "before the Function", "who writes"),
         ("gradient_path", "before the Function", "who writes"),
         ("memory_strip", "what follows y", "kernel"),
+        ("rotary_strip", "what follows y", "kernel"),
     ):
         widget, seconds = getattr(widgets, name)(), []
         if "backwards" in widget.controls:
