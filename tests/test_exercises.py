@@ -8,6 +8,7 @@ import torch
 import rawgrad
 from rawgrad import cuda, exercises, runtime
 from rawgrad.exercises import check, outcome, predict
+from rawgrad.ops.rotary import rotary_into
 from rawgrad.ops.square import square_backward
 
 
@@ -404,12 +405,29 @@ def two_strides(index: str, prepare=lambda dy: dy):
         ),
         (
             two_strides("i", torch.Tensor.contiguous),
-            "transposed, strides (1, 2): 2 tensors were made where the result needs one: that is a copy of dy",
+            "transposed, strides (1, 2): as many elements as dy has were copied",
         ),
-        (lambda dy: dy.mul_(3), "contiguous, strides (3, 1): dy was changed"),
+        (lambda dy: dy.mul_(3), "contiguous, strides (3, 1): dy was changed, which is the caller's"),
+        (
+            lambda dy: torch.empty(2, 3, device=dy.device).copy_(dy).mul_(3),
+            "contiguous, strides (3, 1): as many elements as dy has were copied",
+        ),
+        (lambda dy: 3 * dy + 0 * dy, "contiguous, strides (3, 1): 3 tensors of dy's size were made where the result needs one"),
+        (lambda dy: 3 * dy, "transposed, strides (1, 2): dx has strides (1, 2), and a contiguous one is asked for"),
         (lambda dy: None, "contiguous, strides (3, 1): there is no gradient"),
     ],
-    ids=["right", "as_given", "row_stride_alone", "transposed_alone", "hidden_contiguous", "in_place", "nothing"],
+    ids=[
+        "right",
+        "as_given",
+        "row_stride_alone",
+        "transposed_alone",
+        "hidden_contiguous",
+        "in_place",
+        "copied_into_the_result",
+        "temporaries",
+        "layout_of_dy",
+        "nothing",
+    ],
 )
 def test_two_strides(answer, evidence):
     verdict = check("01.1 two strides", answer)
@@ -417,38 +435,42 @@ def test_two_strides(answer, evidence):
     assert evidence is None or evidence == verdict.evidence
 
 
-def slips(rotary_size: str, base: str, sine: str = "-sin", position_ids: str = "position_ids", back: str = "dx, *[None] * 5"):
+def slips(
+    size: str, base: str, sin: str = "-sin", cos: str = "cos", positions: str = "position_ids", back: str = "dx, *[None] * 5"
+):
     code = f"""
 def backward(ctx, dy):
     cos, sin, position_ids = ctx.saved_tensors
-    dx = rawgrad.rotary(dy, cos, {sine}, {position_ids}, rotary_dim={rotary_size}, heads=({base}, dy.shape[2]))
+    dx = rawgrad.rotary(dy, {cos}, {sin}, {positions}, rotary_dim={size}, heads=({base}, dy.shape[2]))
     return {back}
 """
     exec(code, made := {"rawgrad": rawgrad})
     return made["backward"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "evidence"),
-    [
-        (slips("ctx.rotary_size", "ctx.base"), None),
-        (slips("rotary_size", "base"), "your code raised NameError: name 'rotary_size' is not defined"),
-        (slips("ctx.rotary_size", "base"), "your code raised NameError: name 'base' is not defined"),
-        (slips("2 * cos.shape[1]", "0"), "with rotary_size 2, base 1 and positions [3, 1], element [0, 0, 0, 0]"),
-        (slips("4", "ctx.base"), "your code raised ValueError: rotary needs cos and sin of shape"),
-        (
-            slips("ctx.rotary_size", "ctx.base", sine="sin"),
-            "with rotary_size 4, base 0 and positions [3, 1], element [0, 0, 0, 0] is 3 where -3 is right",
-        ),
-        (
-            slips("ctx.rotary_size", "ctx.base", position_ids="None"),
-            "with rotary_size 4, base 0 and positions [3, 1], element [0, 0, 0, 0] is 1 where -3 is right",
-        ),
-        (slips("ctx.rotary_size", "ctx.base", back="dx"), "your code raised RuntimeError: function SlipsBackward returned"),
-    ],
-    ids=["right", "as_given", "one_slip_left", "base_0", "size_4", "turned_on", "no_positions", "too_few"],
-)  # fmt: skip
-def test_two_slips(answer, evidence):
+HERE = "with rotary_size {}, base {} and positions [3, 2], "
+WHOLE, PARTIAL, FROM_0 = HERE.format(4, 0), HERE.format(2, 1), HERE.format(2, 0)
+MINE = ("ctx.rotary_size", "ctx.base")
+SLIPS = {
+    "right": (slips(*MINE), None),
+    "as_given": (slips("rotary_size", "base"), "your code raised NameError: name 'rotary_size' is not defined"),
+    "one_slip_left": (slips("ctx.rotary_size", "base"), "your code raised NameError: name 'base' is not defined"),
+    "base_0": (slips("2 * cos.shape[1]", "0"), PARTIAL + "element [0, 0, 0, 0] is"),
+    "base_by_size": (slips("ctx.rotary_size", "(4 - ctx.rotary_size) // 2"), FROM_0 + "element [0, 0, 0, 0] is"),
+    "size_4": (slips("4", "ctx.base"), "your code raised ValueError: rotary needs cos and sin of shape"),
+    "turned_on": (slips(*MINE, sin="sin"), WHOLE + "element [0, 0, 0, 0] is 3 where -3 is right"),
+    "minus_cos": (slips(*MINE, cos="-cos"), WHOLE + "element [0, 1, 0, 0] is"),
+    "no_positions": (slips(*MINE, positions="None"), WHOLE + "element [0, 0, 0, 0] is 1 where -3 is right"),
+    "over_dy": (slips(*MINE, back="dy.zero_(), *[None] * 5"), WHOLE + "output_grad was changed, which is the caller's"),
+    "over_positions": (slips(*MINE, positions="position_ids.zero_()"), WHOLE + "position_ids was changed"),
+    "nothing": (slips(*MINE, back="*[None] * 6,"), WHOLE + "there is no gradient"),
+    "too_few": (slips(*MINE, back="dx"), "your code raised RuntimeError: function SlipsBackward returned"),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_two_slips(name):
+    answer, evidence = SLIPS[name]
     verdict = check("01.2 two slips", answer)
     assert verdict.passed == (evidence is None)
     assert evidence is None or verdict.evidence.startswith(evidence), verdict.evidence
@@ -475,40 +497,76 @@ def turn_back(dy_a: str, dy_b: str, prepare=lambda dy: dy, minus: str = "-"):
     return answer
 
 
+def in_place_of_a_copy(dy, cos, sin):
+    dx = dy.clone(memory_format=torch.contiguous_format)
+    rotary_into(dx[None], dx[None], cos, sin, sign=-1, backend="cuda")
+    return dx
+
+
+def negates_the_callers_table(dy, cos, sin):
+    dx = torch.empty(dy.shape, device=dy.device)
+    rotary_into(dy[None], dx[None], cos, sin.neg_(), backend="cuda")
+    return dx
+
+
+def negates_a_table_of_its_own(dy, cos, sin):
+    dx = torch.empty(dy.shape, device=dy.device)
+    rotary_into(dy[None], dx[None], cos, -sin, backend="cuda")
+    return dx
+
+
+def lays_dx_out_like_dy(dy, cos, sin):
+    dx = torch.empty_like(dy)
+    rotary_into(dy[None], dx[None], cos, sin, sign=-1, backend="cuda")
+    return dx
+
+
 A, B = (f"token * token_stride + head * head_stride + (pair{plus}) * dim_stride" for plus in ("", " + half"))
 
 
-@pytest.mark.parametrize(
-    ("answer", "evidence"),
-    [
-        (turn_back(A, B), None),
-        (turn_back("a", "b"), "heads first in memory, strides (4, 12, 1): element [0, 1, 0] is 17 where 25 is right"),
-        (turn_back("a", "b", torch.Tensor.contiguous), "heads first in memory, strides (4, 12, 1): 2 tensors were made where"),
-        (turn_back("a", "b", torch.Tensor.clone), "contiguous, strides (8, 4, 1): 2 tensors were made"),
-        (
-            turn_back("token * token_stride + head * 4 + pair", "token * token_stride + head * 4 + pair + half"),
-            "heads first in memory, strides (4, 12, 1): element [0, 1, 0] is 17 where 25 is right",
-        ),
-        (
-            turn_back("token * 4 + head * 12 + pair", "token * 4 + head * 12 + pair + half"),
-            "contiguous, strides (8, 4, 1): element [0, 1, 0] is 25 where 17 is right",
-        ),
-        (
-            turn_back(A.replace(" * dim_stride", ""), B.replace(" * dim_stride", "")),
-            "every other dimension, strides (16, 8, 2): element [0, 0, 1] is 14 where 15 is right",
-        ),
-        (
-            turn_back(A, "token * token_stride + head * head_stride + pair * dim_stride + half"),
-            "every other dimension, strides (16, 8, 2): element [0, 0, 2] is 15 where 17 is right",
-        ),
-        (turn_back(A, B, minus=""), "contiguous, strides (8, 4, 1): element [1, 0, 0] is -23 where 23 is right"),
-        (lambda dy, cos, sin: dy.mul_(2), "contiguous, strides (8, 4, 1): element [0, 0, 0] is 26 where 13 is right"),
-        (lambda dy, cos, sin: dy[0], "contiguous, strides (8, 4, 1): it has shape (2, 4) instead of (3, 2, 4)"),
-    ],
-    ids=["right", "as_given", "hidden_contiguous", "clone", "token_stride_alone", "heads_first_alone", "dim_stride_forgotten",
-         "partner_by_half", "turned_on", "in_place", "shape"],
-)  # fmt: skip
-def test_turn_back(answer, evidence):
+def but_where(case: str):
+    """Right, but flat where `case` holds."""
+    return turn_back(f"{case} ? a : {A}", f"{case} ? b : {B}")
+
+
+FIRST, HEADS, STEPPED = (
+    "contiguous, strides (8, 4, 1): ",
+    "heads first in memory, strides (4, 12, 1): ",
+    "every other dimension",
+)
+TURN_BACK = {
+    "right": (turn_back(A, B), None),
+    "a_negated_table_of_its_own": (negates_a_table_of_its_own, None),
+    "as_given": (turn_back("a", "b"), HEADS + "element [0, 1, 0] is 17 where 25 is right"),
+    "hidden_contiguous": (turn_back("a", "b", torch.Tensor.contiguous), HEADS + "as many elements as dy has were copied"),
+    "clone": (turn_back("a", "b", torch.Tensor.clone), FIRST + "as many elements as dy has were copied"),
+    "copied_and_turned_in_place": (in_place_of_a_copy, FIRST + "as many elements as dy has were copied"),
+    "dx_like_dy": (lays_dx_out_like_dy, HEADS + "dx has strides (4, 12, 1), and a contiguous one is asked for"),
+    "the_callers_table_negated": (negates_the_callers_table, FIRST + "sin was changed, which is the caller's"),
+    "token_stride_alone": (
+        turn_back("token * token_stride + head * 4 + pair", "token * token_stride + head * 4 + pair + half"),
+        HEADS + "element [0, 1, 0] is 17 where 25 is right",
+    ),
+    "heads_first_alone": (
+        turn_back("token * 4 + head * 12 + pair", "token * 4 + head * 12 + pair + half"),
+        FIRST + "element [0, 1, 0] is 25 where 17 is right",
+    ),
+    "dim_stride_forgotten": (turn_back(A.replace(" * dim_stride", ""), B.replace(" * dim_stride", "")), STEPPED),
+    "partner_by_half": (turn_back(A, "token * token_stride + head * head_stride + pair * dim_stride + half"), STEPPED),
+    "flat_where_wider": (but_where("token_stride == 16 && head_stride == 4"), "heads of a wider projection"),
+    "flat_where_dimensions_first": (but_where("token_stride == 2"), "dimensions first in memory"),
+    "flat_where_one_number": (but_where("dim_stride == 0"), "one number, expanded"),
+    "flat_where_one_token": (but_where("head_stride && !token_stride"), "one token, expanded"),
+    "flat_where_one_head": (but_where("token_stride && !head_stride"), "one head, expanded"),
+    "turned_on": (turn_back(A, B, minus=""), FIRST + "element [1, 0, 0] is -23 where 23 is right"),
+    "in_place": (lambda dy, cos, sin: dy.mul_(2), FIRST + "element [0, 0, 0] is 26 where 13 is right"),
+    "shape": (lambda dy, cos, sin: dy[0], FIRST + "it has shape (2, 4) instead of (3, 2, 4)"),
+}
+
+
+@pytest.mark.parametrize("name", TURN_BACK)
+def test_turn_back(name):
+    answer, evidence = TURN_BACK[name]
     verdict = check("01.3 turn back", answer)
     assert verdict.passed == (evidence is None)
     assert evidence is None or verdict.evidence.startswith(evidence), verdict.evidence

@@ -139,13 +139,25 @@ def test_a_strip_marks_the_reads_that_the_record_says():
             assert sum(line.endswith("wrong") for line in table.splitlines()) == sum(strip.wrong)
             said = words(svg)
             assert "Python prints " + "  ".join(f"{v:.3g}" for v in strip.prints) in said
+            assert "kernel reads " + "  ".join(f"{v:.3g}" for v in strip.reads) in said
+            assert (figures._COPIED in said) == (figures._COPIED in table) == strip.copied
             verdict = "right" if repair == "none" else f"{repair}: right"
             assert (verdict in said) == (strip.verdict == "right")
+
+
+def test_a_strip_tells_of_grey_cells_where_some_are_drawn():
+    for consumer, grey in (("(cat([y, z], 3) * w).sum()", False), ("(y * w).sum()", False), ("y.sum()", True)):
+        svg, _ = figures.memory_strip(scenarios.rotary_strip(consumer))
+        assert ("grey cells" in svg) == ('class="outside"' in svg) == grey
+        assert ("are drawn" in svg) is False
 
 
 def test_a_strip_says_at_which_step_a_cell_is_read():
     said = words(figures.memory_strip(scenarios.memory_strip("y.sum()"))[0])
     assert "1 to 6" in said
+    said = words(figures.memory_strip(scenarios.view_strip("m[0].expand(3, 4)"))[0])
+    assert {"1, 5, 9", "2, 6, 10", "3, 7, 11", "4, 8, 12"} <= set(said)
+    assert "kernel reads" not in said
 
 
 @pytest.mark.parametrize(

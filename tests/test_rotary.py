@@ -392,14 +392,42 @@ def test_rotary_into_writes_where_it_is_told_and_may_write_over_x(device):
 @pytest.mark.parametrize(
     ("y", "backend", "message"),
     [
+        (lambda x: x.to("meta"), None, "got .* on meta"),
         (lambda x: x[:1], None, r"rotary_into writes to a tensor like x, \(2, 3, 2, 4\) .* got \(1, 3, 2, 4\)"),
         (lambda x: x.double(), None, "got .* torch.float64"),
         (lambda x: x._neg_view(), None, "lazily negated"),
         (lambda x: x, "torch", "its backend is 'triton' or 'cuda'"),
     ],
-    ids=["shape", "dtype", "negated", "torch"],
+    ids=["device", "shape", "dtype", "negated", "torch"],
 )
 def test_rotary_into_refuses_what_does_not_fit(y, backend, message, device):
     x = torch.randn(2, 3, 2, 4, device=device)
     with pytest.raises(ValueError, match=message):
         rotary_into(x, y(x), *rotary_tables(5, 4, device=device), backend=backend)
+
+
+def test_rotary_into_checks_as_rotary_does(device, monkeypatch):
+    x, (cos, sin) = torch.randn(2, 3, 2, 4, device=device), rotary_tables(5, 4, device=device)
+    y = torch.empty_like(x)
+    with pytest.raises(ValueError, match="rotary needs cos and sin of shape"):
+        rotary_into(x, y, cos[:, :1], sin)
+    if runtime.INTERPRETED:
+        half, tables = x.bfloat16(), [table.bfloat16() for table in (cos, sin)]
+        with pytest.raises(TypeError, match="bfloat16"):
+            rotary_into(half, torch.empty_like(half), *tables, backend="triton")
+    positions = torch.tensor([0, 9, 0], device=device)
+    monkeypatch.setenv("RAWGRAD_DEBUG", "1")
+    with pytest.raises(IndexError, match=r"position_ids\[1\] is 9"):
+        rotary_into(x, y, cos, sin, positions)
+    rotary_into(x._neg_view(), y, cos, sin)
+    assert torch.equal(y, rotary(-x, cos, sin))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton", "cuda"])
+def test_tables_that_are_lazily_negated_turn_as_they_read(backend, device):
+    x, angle = torch.randn(2, 3, 2, 4, device=device), torch.rand(3, 2, device=device)
+    turns = torch.polar(torch.ones_like(angle), angle)
+    sin = turns.conj().imag
+    assert sin.is_neg()
+    back = rotary(rotary(x, turns.real, turns.imag, backend=backend), turns.real, sin, backend=backend)
+    assert (back - x).abs().max() < 1e-6

@@ -491,7 +491,7 @@ def test_f17_gradcheck_alone_passes_a_read_without_strides(follow, writer, devic
 ROTARY = {  # consumer: strides, read without strides, after clone()
     "(y.transpose(1, 2) * w).sum()": ((8, 2, 4, 1), "wrong order", "wrong order"),
     "y.sum()": ((0, 0, 0, 0), "other cells", "right"),
-    "y.sum(2).mean()": ((4, 2, 0, 1), "other cells", "right"),
+    "(y.sum(2) * w).sum()": ((4, 2, 0, 1), "other cells", "right"),
     "(cat([y, z], 3) * w).sum()": ((16, 8, 4, 1), "other cells", "right"),
     "stack([y, z, ...], -1)[..., 0].sum()": ((64, 32, 16, 8), "other cells", "right"),
     "(y * w).sum()": ((8, 4, 2, 1), "right", "right"),
@@ -514,6 +514,31 @@ def test_rotary_misreads_what_the_consumer_lays_out(consumer, writer):
         assert (strip.shape, strip.stride) == ((1, 2, 2, 2), stride)
         assert all(0 <= place < len(strip.values) for place in (*strip.python, *strip.kernel))
         assert [strip.values[place] for place in strip.kernel] == list(strip.reads), "the record says what was read"
+
+
+@pytest.mark.parametrize("writer", scenarios.KERNELS)
+@pytest.mark.parametrize("strip", [memory_strip, scenarios.rotary_strip])
+def test_a_strip_is_run_by_the_kernel_that_was_asked_for(strip, writer, monkeypatch):
+    used, choose = set(), runtime.choose
+    monkeypatch.setattr(runtime, "choose", lambda backend, *rest: used.add(backend) or choose(backend, *rest))
+    strip(writer=writer)
+    assert used <= {
+        scenarios.KERNELS[writer],
+        runtime.backends()[0] if writer == "a kernel" else None,
+        scenarios.KERNELS[writer],
+    }
+    assert scenarios.KERNELS[writer] in used
+
+
+def test_the_rotary_strip_really_turns(device):
+    """Token 0 is at position 1 and token 1 at position 2, and what was read shows no -0."""
+    experiment = scenarios._ROTARY
+    x = torch.arange(1.0, 9.0, device=device).view(1, 2, 2, 2)
+    y = experiment.apply(specimens.RotaryCured, x, runtime.backends()[0])
+    assert y.flatten().tolist() == [-2, 1, -4, 3, -5, -6, -7, -8]
+    assert torch.equal(experiment.read(torch.zeros_like(x)).signbit(), torch.zeros_like(x, dtype=torch.bool))
+    strip = scenarios.rotary_strip("stack([y, z, ...], -1)[..., 0].sum()")
+    assert "-0" not in repr(strip.reads)
 
 
 def test_quarter_turns_are_exact(device):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rawgrad import probes, scenarios, specimens
+from rawgrad.ops import rotary as rotary_op
 from rawgrad.ops.rotary import rotary_reference
 
 DISEASED = {
@@ -81,6 +82,39 @@ def test_each_disease_shows_itself_and_nothing_else(name, layout, disease, write
     assert shown(DISEASED[name], layout, writer, device) == disease
 
 
+@pytest.mark.parametrize("names", [(), ("rotary_size",), ("base",)])
+def test_both_slips_are_slips(names, monkeypatch, device):
+    for name in names:
+        monkeypatch.setitem(vars(specimens), name, {"rotary_size": DIM, "base": 0}[name])
+    assert shown(specimens.RotaryWithSlips, "contiguous", None, device) == {"raises"}
+    for name, value in {"rotary_size": DIM, "base": 0}.items():
+        monkeypatch.setitem(vars(specimens), name, value)
+    assert shown(specimens.RotaryWithSlips, "heads_first", None, device) == set()
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize("function", [*DISEASED.values(), *CURED.values()], ids=[*DISEASED, *CURED])
+def test_the_writer_that_was_asked_for_writes(function, writer, monkeypatch, device):
+    used, launch = [], rotary_op._launch
+    monkeypatch.setattr(rotary_op, "_launch", lambda backend, *rest: used.append(backend) or launch(backend, *rest))
+    shown(function, "contiguous", writer, device)
+    assert set(used) == {writer}
+
+
+@pytest.mark.parametrize("name", [name for name in [*DISEASED, *CURED] if name != "slips"])
+def test_a_lazily_negated_gradient_is_another_matter(name, device):
+    x = torch.zeros(1, SEQ, HEADS, DIM, device=device, requires_grad=True)
+    dy = torch.arange(1.0, 25.0, device=device).view(1, SEQ, HEADS, DIM)
+    tables, positions = scenarios.quarter_turns(DIM), torch.tensor([0, 2, 0], device=device)
+    y = (DISEASED | CURED)[name].apply(x, *tables, positions, DIM, 0, None)
+    if name == "into_upstream":
+        with pytest.raises(ValueError, match="lazily negated"):
+            torch.autograd.grad(y, x, dy._neg_view())
+        return
+    (dx,) = torch.autograd.grad(y, x, dy._neg_view())
+    assert torch.equal(dx, rotary_reference(-dy, *tables, positions))
+
+
 @pytest.mark.parametrize("positions", [(0, 0, 0), (2, 2, 2), (0, 2, 0)])
 def test_the_identity_and_half_turns_hide_the_sign(positions, device):
     assert shown(specimens.RotaryTurnsOn, "heads_first", None, device, positions=positions) == set()
@@ -100,11 +134,11 @@ def test_no_version_tells_of_the_write(name, writer, device):
 
 
 @pytest.mark.parametrize("writer", ["triton", "cuda"])
-@pytest.mark.parametrize("name", CURED)
+@pytest.mark.parametrize("name", [*CURED, "into_input"])
 def test_the_cured_can_be_differentiated_again(name, writer, device):
     positions = torch.tensor([1, 3, 2], device=device)
     tables = scenarios.quarter_turns(DIM, like=torch.empty(0, dtype=torch.float64, device=device))
     x = torch.randn(1, SEQ, HEADS, DIM, dtype=torch.float64, device=device, requires_grad=True)
-    function = lambda x: CURED[name].apply(x, *tables, positions, DIM, 0, writer) ** 2  # noqa: E731
+    function = lambda x: (CURED | DISEASED)[name].apply(x + 0, *tables, positions, DIM, 0, writer) ** 2  # noqa: E731
     assert torch.autograd.gradcheck(function, x)
     assert torch.autograd.gradgradcheck(function, x, gen_non_contig_grad_outputs=True)

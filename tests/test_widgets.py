@@ -114,6 +114,14 @@ def test_every_state_can_be_drawn(writer):
     assert len(drawn) == len(scenarios.BEFORE) * len(scenarios.REPAIRS)
 
 
+def test_the_rotary_strip_has_rotarys_knobs():
+    shown = widgets.rotary_strip()
+    assert [list(dict(control.options)) for control in shown.controls.values()] == [
+        list(scenarios.ROTARY_CONSUMERS), list(scenarios.ROTARY_READINGS), list(scenarios.KERNELS),
+    ]  # fmt: skip
+    assert "shape (1, 2, 2, 2), strides (8, 2, 4, 1)" in shown.as_text()
+
+
 def test_a_backend_that_is_missing_is_said_where_the_picture_was(monkeypatch):
     from rawgrad import runtime
 

@@ -331,22 +331,36 @@ def _two_strides(answer: Callable) -> str:
     return _any_layout(answer, (2, 3), layouts, lambda dy: 3 * dy)
 
 
-def _any_layout(answer: Callable, shape: tuple[int, ...], layouts: dict, right: Callable, *tables: Tensor) -> str:
-    """answer(dy, *tables) is right(dy) for a dy of any layout, in one new tensor and no other memory."""
+def _any_layout(answer: Callable, shape: tuple[int, ...], layouts: dict, right: Callable, **tables: Tensor) -> str:
+    """answer(dy, *tables.values()) is right(dy) for a dy of any layout, in one new tensor and no other memory."""
     for name, strides in layouts.items():
-        room = torch.arange(10.0, 74.0, device=runtime.DEVICE)
+        room = torch.arange(10.0, 1034.0, device=runtime.DEVICE)  # for wrong strides, too
         dy = room.as_strided(shape, strides, 3)
-        expected, before = right(dy), probes.look(dy)
-        with probes.Allocations(dy, *tables) as made:
-            dx = answer(dy, *tables)
-        wrong = _off(dx, expected)
-        if wrong is None and probes.look(dy).digest != before.digest:
-            wrong = "dy was changed"
-        if wrong is None and len(made.sizes) > 1:
-            wrong = f"{len(made.sizes)} tensors were made where the result needs one: that is a copy of dy"
+        expected, untouched = right(dy), _untouched(dy=dy, **tables)
+        with probes.Allocations(dy, *tables.values()) as made:
+            dx = answer(dy, *tables.values())
+        large = sum(size >= 4 * dy.numel() for size in made.sizes)
+        wrong = _off(dx, expected) or untouched()
+        if wrong is None and not dx.is_contiguous():
+            wrong = f"dx has strides {dx.stride()}, and a contiguous one is asked for"
+        if wrong is None and dy.numel() in made.copies:
+            wrong = "as many elements as dy has were copied"
+        if wrong is None and large > 1:
+            wrong = f"{large} tensors of dy's size were made where the result needs one"
         if wrong:
             raise _NotYet(f"{name}, strides {strides}: {wrong}")
     return f"right for {len(layouts)} layouts, each without a copy"
+
+
+def _untouched(**tensors: Tensor) -> Callable[[], str | None]:
+    """Asked later: which of `tensors` was changed since, in one clause; None where none was."""
+    before = {name: probes.look(tensor).digest for name, tensor in tensors.items()}
+
+    def changed() -> str | None:
+        names = [name for name, tensor in tensors.items() if probes.look(tensor).digest != before[name]]
+        return f"{names[0]} was changed, which is the caller's" if names else None
+
+    return changed
 
 
 def _two_slips(backward: Callable) -> str:
@@ -360,16 +374,19 @@ def _two_slips(backward: Callable) -> str:
             return rotary(x, cos, sin, position_ids, rotary_dim=rotary_size, heads=(base, x.shape[2]))
 
     Slips.backward = staticmethod(backward)
-    positions = torch.tensor([3, 1], device=runtime.DEVICE)
-    for rotary_size, base in ((4, 0), (2, 1)):
+    places = [3, 2]
+    positions = torch.tensor(places, device=runtime.DEVICE)
+    for rotary_size, base in ((4, 0), (2, 1), (2, 0)):
         x = torch.arange(1.0, 25.0, device=runtime.DEVICE).view(1, 2, 3, 4).requires_grad_()
-        tables = scenarios.quarter_turns(rotary_size)
-        (dx,) = torch.autograd.grad(Slips.apply(x, *tables, positions, rotary_size, base), x, dy := _counting_up(x))
-        kinds = {"rotary_dim": rotary_size, "heads": (base, 3)}
-        wrong = _off(dx, rotary_reference(dy, tables[0], -tables[1], positions, **kinds))
+        (cos, sin), dy = scenarios.quarter_turns(rotary_size), _counting_up(x)
+        right = rotary_reference(dy, cos, -sin, positions, rotary_dim=rotary_size, heads=(base, 3))
+        untouched = _untouched(output_grad=dy, cos=cos, sin=sin, position_ids=positions)
+        y = Slips.apply(x, cos, sin, positions, rotary_size, base)
+        (dx,) = torch.autograd.grad(y, x, dy, allow_unused=True)
+        wrong = untouched() or _off(dx, right)
         if wrong:
-            raise _NotYet(f"with rotary_size {rotary_size}, base {base} and positions {positions.tolist()}, {wrong}")
-    return "right for two rotary sizes, two bases and positions other than 0"
+            raise _NotYet(f"with rotary_size {rotary_size}, base {base} and positions {places}, {wrong}")
+    return "right for three pairs of rotary_size and base, at positions other than 0"
 
 
 def _turn_back(answer: Callable) -> str:
@@ -381,8 +398,8 @@ def _turn_back(answer: Callable) -> str:
     }  # fmt: skip
     pairs = torch.tensor([[0, 0], [1, 2], [2, 3]], device=runtime.DEVICE)  # quarters, for each token and pair
     cos, sin = (table[:, 0][pairs] for table in scenarios.quarter_turns(2))
-    right = lambda dy: rotary_reference(dy[None], cos, -sin)[0]  # noqa: E731
-    return _any_layout(answer, (3, 2, 4), layouts, right, cos, sin)
+    back = cos.clone(), -sin  # an answer may change its tables
+    return _any_layout(answer, (3, 2, 4), layouts, lambda dy: rotary_reference(dy[None], *back)[0], cos=cos, sin=sin)
 
 
 EXERCISES = {

@@ -380,7 +380,8 @@ def memory_strip(record: Strip) -> tuple[str, str]:
         rows.append([str(i + 1), f"memory[{place}]", f"{record.values[place]:.3g}"])
         if record.kernel:
             rows[-1] += [f"memory[{record.kernel[i]}]", f"{record.reads[i]:.3g}", "wrong" if record.wrong[i] else ""]
-    return _svg(y + 4, title, body), "\n".join([f"{_strip_heading(record)}: {lines[0]}", table(rows)])
+    said = [f"{_strip_heading(record)}: {lines[0]}", *([_COPIED] if record.copied else []), table(rows)]
+    return _svg(y + 4, title, body), "\n".join(said)
 
 
 def _steps(places: Sequence[int], drawn: int) -> list[str]:
@@ -394,6 +395,7 @@ def _strip_heading(record: Strip) -> str:
     return f"{record.what}: shape {record.shape}, strides {record.stride}, offset {record.offset}"
 
 
+_COPIED = "The kernel reads a copy, in its order. Its numbers say which cell of dy each element came from."
 _READS = {
     "right": "right",
     "other cells": "wrong: the kernel reads other cells",
@@ -407,7 +409,7 @@ def _strip_lines(record: Strip, drawn: int) -> list[str]:
         repair = "" if record.repair == "none" else f"{record.repair}: "
         lines = [f"{repair}{_READS[record.verdict]}", *lines, f"kernel reads {_numbers(record.reads)}"]
         if record.copied:
-            lines.append("The kernel reads a copy, in its order. Its numbers say which cell of dy each element came from.")
+            lines.append(_COPIED)
     if record.own < drawn:
         lines.append(f"dy's own storage has {_elements(record.own)}. The grey cells lie behind it.")
     elif drawn < record.own:

@@ -68,7 +68,8 @@ def address_range(tensor: Tensor) -> tuple[int, int]:
 
 
 class Allocations(TorchDispatchMode):
-    """A context that follows every storage that PyTorch's operators make in it: `sizes`, in bytes, in order of appearance.
+    """A context that follows every storage that PyTorch's operators make in it: `sizes`, in bytes, in order of appearance,
+    and every copy: `copies`, in elements.
 
     Args:
         given: tensors whose storages were there before.
@@ -79,9 +80,12 @@ class Allocations(TorchDispatchMode):
         self._known = {t.untyped_storage().data_ptr() for t in given}
         self._alive = []  # so that no address comes back
         self.sizes: list[int] = []
+        self.copies: list[int] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_, torch.ops.aten._to_copy):
+            self.copies.append(args[0].numel())
         for made in result if isinstance(result, tuple | list) else [result]:
             if isinstance(made, Tensor) and made.untyped_storage().nbytes():
                 storage = made.untyped_storage()

@@ -46,6 +46,11 @@ def flat(tensor: Tensor) -> Tensor:
     Raises:
         ValueError: the storage ends before.
     """
+    if tensor.numel() > elements_left(tensor):
+        raise ValueError(
+            f"taken for contiguous, {tuple(tensor.shape)} needs {tensor.numel()} elements, and the storage has "
+            f"{elements_left(tensor)} from there on; lay it in a larger one first: scenarios.staged(y)"
+        )
     return _memory(tensor, tensor.numel(), "flat").view(tensor.shape)
 
 

@@ -293,7 +293,7 @@ GUARDS = {  # that do not guard
 ROTARY_CONSUMERS = {
     "(y.transpose(1, 2) * w).sum()": lambda y: (y.transpose(1, 2) * _counting(1, 1, 2, 2, 2, like=y)).sum(),
     "y.sum()": lambda y: y.sum(),
-    "y.sum(2).mean()": lambda y: y.sum(2).mean(),
+    "(y.sum(2) * w).sum()": lambda y: (y.sum(2) * _counting(1, 1, 2, 2, like=y)).sum(),
     "(cat([y, z], 3) * w).sum()": lambda y: (torch.cat([y, torch.ones_like(y)], 3) * _counting(1, 1, 2, 2, 4, like=y)).sum(),
     "stack([y, z, ...], -1)[..., 0].sum()": lambda y: torch.stack([y] + [torch.ones_like(y)] * 7, -1)[..., 0].sum(),
     "(y * w).sum()": lambda y: (y * _counting(1, 1, 2, 2, 2, like=y)).sum(),

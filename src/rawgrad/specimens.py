@@ -285,19 +285,26 @@ class RotaryReadsFlat(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return _turned_back(ctx, raw.flat(dy)), *_NO_GRADIENTS
+        return _turned_back(ctx, raw.flat(dy.resolve_neg())), *_NO_GRADIENTS
 
 
 _NO_GRADIENTS = (None,) * 6  # for all but x
 
 
-def _turned_back(ctx, dy: Tensor, into: Tensor | None = None, sign: float = -1.0) -> Tensor:
+def _turned_back(ctx, dy: Tensor, into: Tensor | None = None) -> Tensor:
     """dx by the kernel, in `into` or in new memory."""
     cos, sin, position_ids = ctx.saved_tensors
     dx = torch.empty_like(dy) if into is None else into
     heads = (ctx.base, dy.shape[2])
-    rotary_into(dy, dx, cos, sin, position_ids, sign=sign, rotary_dim=ctx.rotary_size, heads=heads, backend=ctx.writer)
+    rotary_into(dy, dx, cos, sin, position_ids, sign=-1, rotary_dim=ctx.rotary_size, heads=heads, backend=ctx.writer)
     return dx
+
+
+def _rotary(ctx, dy: Tensor, sign: float) -> Tensor:
+    """dy turned by the op itself: in new memory, by its own strides, and again differentiable."""
+    cos, sin, position_ids = ctx.saved_tensors
+    options = (runtime.choose(ctx.writer, dy.device.type), ctx.rotary_size // 2, (ctx.base, dy.shape[2]), False)
+    return Rotary.apply(dy, None, cos, sin, position_ids, options, sign)[0]
 
 
 class RotaryWithSlips(RotaryReadsFlat):
@@ -306,9 +313,8 @@ class RotaryWithSlips(RotaryReadsFlat):
     @staticmethod
     def backward(ctx, dy: Tensor):
         cos, sin, position_ids = ctx.saved_tensors
-        dx, heads = torch.empty_like(dy), (base, dy.shape[2])  # noqa: F821
-        rotary_into(dy, dx, cos, sin, position_ids, sign=-1, rotary_dim=rotary_size, heads=heads)  # noqa: F821
-        return dx, *_NO_GRADIENTS
+        options = (runtime.choose(ctx.writer, dy.device.type), rotary_size // 2, (base, dy.shape[2]), False)  # noqa: F821
+        return Rotary.apply(dy, None, cos, sin, position_ids, options, -1.0)[0], *_NO_GRADIENTS
 
 
 class RotaryTurnsOn(RotaryReadsFlat):
@@ -316,7 +322,7 @@ class RotaryTurnsOn(RotaryReadsFlat):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return _turned_back(ctx, dy, sign=1.0), *_NO_GRADIENTS
+        return _rotary(ctx, dy, 1.0), *_NO_GRADIENTS
 
 
 class RotaryIntoUpstream(RotaryReadsFlat):
@@ -337,7 +343,7 @@ class RotaryIntoInput(RotaryReadsFlat):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return _turned_back(ctx, dy), *_NO_GRADIENTS
+        return _rotary(ctx, dy, -1.0), *_NO_GRADIENTS
 
 
 class RotaryReadsClone(RotaryReadsFlat):
@@ -345,7 +351,7 @@ class RotaryReadsClone(RotaryReadsFlat):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return _turned_back(ctx, raw.flat(dy.clone())), *_NO_GRADIENTS
+        return _turned_back(ctx, raw.flat(dy.clone().resolve_neg())), *_NO_GRADIENTS
 
 
 class RotaryReadsContiguous(RotaryReadsFlat):
@@ -353,7 +359,7 @@ class RotaryReadsContiguous(RotaryReadsFlat):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        return RotaryCured.backward(ctx, dy.contiguous())
+        return _rotary(ctx, dy.contiguous(), -1.0), *_NO_GRADIENTS
 
 
 class RotaryCured(RotaryReadsFlat):
@@ -362,8 +368,4 @@ class RotaryCured(RotaryReadsFlat):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        cos, sin, position_ids = ctx.saved_tensors
-        writer = runtime.choose(ctx.writer, dy.device.type)
-        options = (writer, ctx.rotary_size // 2, (ctx.base, dy.shape[2]), False)
-        dx, _ = Rotary.apply(dy, None, cos, sin, position_ids, options, -1.0)
-        return dx, *_NO_GRADIENTS
+        return _rotary(ctx, dy, -1.0), *_NO_GRADIENTS

@@ -133,22 +133,21 @@ def version_timeline(lanes: Sequence[str] = figures.LANES, **given) -> Knobs:
 
 def memory_strip(**given) -> Knobs:
     """The memory strip, live: consumer, repair and kernel. `given` as for version_timeline."""
-    names = {
-        "consumer": ("what follows y", list(scenarios.CONSUMERS)),
-        "repair": ("repair", list(scenarios.READINGS)),
-        "writer": ("kernel", list(scenarios.KERNELS)),
-    }
-    return _knobs(lambda **knobs: figures.memory_strip(scenarios.memory_strip(**knobs)), names, given)
+    return _strip(scenarios.memory_strip, scenarios.CONSUMERS, scenarios.READINGS, given)
 
 
 def rotary_strip(**given) -> Knobs:
     """The memory strip of the rotary embedding, live; `given` as for version_timeline."""
+    return _strip(scenarios.rotary_strip, scenarios.ROTARY_CONSUMERS, scenarios.ROTARY_READINGS, given)
+
+
+def _strip(scenario: Callable, consumers: Mapping, repairs: Mapping, given: Mapping) -> Knobs:
     names = {
-        "consumer": ("what follows y", list(scenarios.ROTARY_CONSUMERS)),
-        "repair": ("repair", list(scenarios.ROTARY_READINGS)),
+        "consumer": ("what follows y", list(consumers)),
+        "repair": ("repair", list(repairs)),
         "writer": ("kernel", list(scenarios.KERNELS)),
     }
-    return _knobs(lambda **knobs: figures.memory_strip(scenarios.rotary_strip(**knobs)), names, given)
+    return _knobs(lambda **knobs: figures.memory_strip(scenario(**knobs)), names, given)
 
 
 def view_strip(**given) -> Knobs:

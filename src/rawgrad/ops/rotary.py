@@ -154,6 +154,7 @@ def _launch(backend, x, y, k, l, cos, sin, position_ids, half, turned, interleav
     k_heads = 0 if k is None else k.shape[2]
     if batch * seq * (heads + k_heads) * head_dim == 0:
         return
+    cos, sin = cos.resolve_neg(), sin.resolve_neg()
     tensors = [argument for t in (x, y, x if k is None else k, y if k is None else l) for argument in (t, *t.stride())]
     tensors += [argument for table in (cos, sin) for argument in (table, *table.stride())]
     steps = (0, 0) if position_ids is None else (0, *position_ids.stride())[-2:]  # [seq] is one row for the whole batch
@@ -196,10 +197,11 @@ def rotary_into(
     heads: tuple[int, int] | None = None,
     backend: str | None = None,
 ) -> None:
-    """Write x, turned, into `y` by a kernel, whatever `y` is: it may be x itself. No version counter moves.
+    """Write x, turned, into `y` by a kernel: x itself, or memory that x does not touch. No version counter moves.
 
     Args:
-        x, y: [batch, seq, heads, head_dim], of one dtype and device, each with its own strides.
+        x, y: [batch, seq, heads, head_dim], of one dtype and device, each with its own strides. No two elements of y share
+            memory.
         sign: of the angles; -1 turns back.
         backend: "triton", "cuda", or None for the first that runs here. The others are as for `rotary`, and so are the errors.
     """
@@ -306,8 +308,6 @@ def rotary(
     rotary_dim = _checked(q, k, cos, sin, position_ids, rotary_dim, heads)
     backend = runtime.choose(backend, q.device.type)
     runtime.refuse_bfloat16(backend, q.dtype, cos.dtype)
-    if runtime.debug() and position_ids is not None:
-        _positions_are_known(position_ids, cos.shape[0])
     if backend == "torch":
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         kinds = {"rotary_dim": rotary_dim, "interleaved": interleaved}
@@ -363,6 +363,8 @@ def _checked(q, k, cos, sin, position_ids, rotary_dim, heads) -> int:
             f"rotary needs position_ids of shape [{batch}, {seq}] or [{seq}] on {q.device}, got {tuple(position_ids.shape)} "
             f"on {position_ids.device}"
         )
+    if runtime.debug() and position_ids is not None:
+        _positions_are_known(position_ids, cos.shape[0])
     return rotary_dim
 
 
