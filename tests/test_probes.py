@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rawgrad import look
+from rawgrad import look, probes, shared_memory
 from rawgrad.probes import overlap, written_unseen
 
 
@@ -111,3 +111,88 @@ def test_memory_is_shared_where_address_ranges_meet(pick, shares, device):
     a, b = pick(torch.zeros(2, 4, device=device))
     assert overlap(a, b) is shares
     assert overlap(b, a) is shares
+
+
+def test_peak_counts_by_hand(device):
+    n = 4 * 4096
+    with probes.Peak(device) as peak:
+        assert (peak.now(), peak.nbytes) == (0, 0)
+        a = torch.ones(4096, device=device)
+        b = a + 1
+        assert (peak.now(), peak.nbytes) == (2 * n, 2 * n)
+        del a
+        assert (peak.now(), peak.nbytes) == (n, 2 * n)
+        peak.mark()
+        assert peak.nbytes == n
+        c = (b * 2) * 3  # b * 2 is there until c is
+        assert (peak.now(), peak.nbytes) == (2 * n, 3 * n)
+        c.view(64, 64).t().add_(1)  # views and writes in place make no memory
+        assert (peak.now(), peak.nbytes) == (2 * n, 3 * n)
+        del b, c
+        assert peak.now() == 0
+
+
+def test_peak_follows_a_backward_and_what_it_frees(device):
+    n, x = 4 * 4096, torch.ones(4096, device=device, requires_grad=True)
+    with probes.Peak(device) as peak:
+        y = x.exp().exp()  # each saves its result
+        assert round(peak.now() / n) == 2
+        y.sum().backward()
+        assert round(peak.now() / n) == 2, "y and x.grad: the inner result is freed"
+    assert x.grad is not None
+    assert y.shape == (4096,)
+
+
+def test_peak_does_not_count_what_was_there_or_an_alias_of_it(device):
+    before = torch.ones(4096, device=device)
+    with probes.Peak(device) as peak:
+        alias = torch.empty(0, device=device).set_(before.untyped_storage(), 0, (4096,), (1,))
+        before.view(64, 64)[0].detach().mul_(2)
+    assert peak.nbytes == 0
+    assert alias[0].item() == 2
+
+
+class _Two(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.position, self.kind = (torch.nn.Parameter(torch.zeros(2, 3, device=device)) for _ in range(2))
+
+
+def test_f18_shared_memory_names_gradients_that_are_one(device):
+    module = _Two(device)
+    assert shared_memory(module) == []
+    weights = torch.arange(6.0, device=device).view(2, 3)
+    ((module.position.unsqueeze(0) + module.kind.unsqueeze(0)) * weights).sum().backward()
+    assert shared_memory(module) == [("position.grad", "kind.grad")]
+
+
+def test_shared_memory_names_a_gradient_that_lies_in_a_parameter(device):
+    module = _Two(device)
+    module.kind.grad = module.position.detach()[:1].expand(2, 3)
+    assert shared_memory(module) == [("position", "kind.grad")]
+    module.kind.grad = module.kind.detach()
+    assert shared_memory(module) == [("kind", "kind.grad")]
+
+
+def test_shared_memory_is_silent_where_all_is_well(device):
+    module = _Two(device)
+    room = torch.zeros(4, 3, device=device)
+    module.position.grad, module.kind.grad = room[:2], room[2:]  # one storage, no overlap
+    assert shared_memory(module) == []
+    module.tied = module.position  # one parameter under two names is one
+    assert shared_memory(module) == []
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    assert shared_memory(embedding) == []
+    empty = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(0)) for _ in range(2)])
+    for parameter in empty:
+        parameter.grad = module.position.detach()[:0, 0]
+    assert shared_memory(empty) == []
+
+
+def test_shared_memory_finds_all_of_many_that_are_nested(device):
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(4, device=device)) for _ in range(4)])
+    room = torch.zeros(16, device=device)
+    for parameter, start in zip(module, (0, 1, 4, 12), strict=True):
+        parameter.grad = room[start : start + 4]
+    assert shared_memory(module) == [("0.grad", "1.grad"), ("1.grad", "2.grad")]

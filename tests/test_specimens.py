@@ -1,4 +1,4 @@
-"""Each rotary specimen has its disease and no other, and its cure has none. The other families are held by test_scenarios."""
+"""Each specimen of rotary and of memory has its disease and no other, and its cure has none; test_scenarios holds the rest."""
 
 import pytest
 import torch
@@ -140,5 +140,76 @@ def test_the_cured_can_be_differentiated_again(name, writer, device):
     tables = scenarios.quarter_turns(DIM, like=torch.empty(0, dtype=torch.float64, device=device))
     x = torch.randn(1, SEQ, HEADS, DIM, dtype=torch.float64, device=device, requires_grad=True)
     function = lambda x: (CURED | DISEASED)[name].apply(x + 0, *tables, positions, DIM, 0, writer) ** 2  # noqa: E731
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x, gen_non_contig_grad_outputs=True)
+
+
+# Memory: F13 and its neighbours
+
+WORKSPACES = {  # p.grad after q's backward, and after two micro-batches, 2 and then 5
+    specimens.KeepsWorkspaceItself: (2, 7),
+    specimens.KeepsWorkspace: (5, 10),
+    specimens.KeepsWorkspaceDetached: (5, 10),
+    specimens.KeepsNoWorkspace: (2, 7),
+}
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize("function", WORKSPACES)
+def test_f13_a_workspace_that_is_handed_out_is_taken_over(function, writer, device):
+    beside, micro_batches = WORKSPACES[function]
+    workspace = torch.empty(3, device=device)
+    p, q = (torch.ones(3, device=device, requires_grad=True) for _ in range(2))
+    for leaf, factor in ((p, 2.0), (q, 5.0)):
+        function.apply(leaf, factor, workspace, writer).backward(torch.ones(3, device=device))
+    assert p.grad.tolist() == [beside] * 3
+    assert q.grad.tolist() == [5] * 3
+    p.grad = None
+    for factor in (2.0, 5.0):
+        function.apply(p, factor, workspace, writer).backward(torch.ones(3, device=device))
+    assert p.grad.tolist() == [micro_batches] * 3
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_two_gradients_in_one_storage_are_healthy(writer, device):
+    a, b = (torch.arange(first, first + 3.0, device=device).requires_grad_() for first in (1.0, 4.0))
+    for times in (1, 2):
+        specimens.ProductInOneStorage.apply(a, b, writer).sum().backward()
+        assert (a.grad.tolist(), b.grad.tolist()) == ((times * b).tolist(), (times * a).tolist())
+    assert a.grad.untyped_storage().data_ptr() == b.grad.untyped_storage().data_ptr()
+    assert not probes.overlap(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_what_a_kernel_does_not_cover_is_poison(writer, device):
+    x = torch.ones(4, 2, device=device, requires_grad=True)
+    specimens.WritesHalf.apply(x, writer).backward(torch.ones_like(x))
+    assert x.grad[:2].eq(2).all()
+    assert x.grad[2:].isnan().all(), "tests fill torch.empty with NaN"
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize(
+    ("function", "dy_kept", "shares"),
+    [
+        (specimens.DoublesInPlace, False, True),
+        (specimens.DoublesInPlaceAnnounced, False, True),
+        (specimens.DoublesItsClone, True, False),
+        (specimens.DoublesInNewMemory, True, False),
+    ],
+)
+def test_who_writes_into_dy(function, dy_kept, shares, writer, device):
+    x, dy = torch.ones(3, device=device, requires_grad=True), torch.tensor([1.0, 2, 3], device=device)
+    (dx,) = torch.autograd.grad(function.apply(x, writer), x, dy)
+    assert dx.tolist() == [2, 4, 6]
+    assert (dy.tolist() == [1, 2, 3]) == dy_kept
+    assert probes.overlap(dx, dy) == shares
+    assert dy._version == (function is specimens.DoublesInPlaceAnnounced)
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_the_cure_of_doubling_can_be_differentiated_again(writer, device):
+    x = torch.randn(3, dtype=torch.float64, device=device, requires_grad=True)
+    function = lambda x: specimens.DoublesInNewMemory.apply(x, writer) ** 2  # noqa: E731
     assert torch.autograd.gradcheck(function, x)
     assert torch.autograd.gradgradcheck(function, x, gen_non_contig_grad_outputs=True)

@@ -4,6 +4,6 @@ from rawgrad.runtime import preflight  # first: Triton's interpreter switch has 
 
 from rawgrad.ops.rotary import rotary, rotary_tables  # isort: skip
 from rawgrad.ops.square import square  # isort: skip
-from rawgrad.probes import Snapshot, look  # isort: skip
+from rawgrad.probes import Snapshot, look, shared_memory  # isort: skip
 
-__all__ = ["Snapshot", "look", "preflight", "rotary", "rotary_tables", "square"]
+__all__ = ["Snapshot", "look", "preflight", "rotary", "rotary_tables", "shared_memory", "square"]

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,98 @@ class Allocations(TorchDispatchMode):
                     self._alive.append(storage)
                     self.sizes.append(storage.nbytes())
         return result
+
+
+class Peak:
+    """A context that meters memory above what was there when it began: `nbytes` is the most at once since the last `mark()`.
+
+    On a GPU the allocator's own peak. On the CPU every storage that PyTorch's operators make is followed until it is freed,
+    and what there is after each operator is summed: temporaries inside an operator are not seen.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, device: str):
+        self._mode = None if device == "cuda" else _Alive()
+
+    def __enter__(self) -> "Peak":
+        if self._mode:
+            self._mode.__enter__()
+        else:
+            torch.cuda.synchronize()
+            self._before = torch.cuda.memory_allocated()
+        self.mark()
+        return self
+
+    def __exit__(self, *raised) -> None:
+        if self._mode:
+            self._mode.__exit__(*raised)
+
+    def mark(self) -> None:
+        """Begin a new peak, at what there is now."""
+        if self._mode:
+            self._mode.most = self._mode.now()
+        else:
+            torch.cuda.reset_peak_memory_stats()
+
+    @property
+    def nbytes(self) -> int:
+        return self._mode.most if self._mode else torch.cuda.max_memory_allocated() - self._before
+
+    def now(self) -> int:
+        """Bytes at this moment."""
+        return self._mode.now() if self._mode else torch.cuda.memory_allocated() - self._before
+
+
+class _Alive(TorchDispatchMode):
+    """Follows the storages that operators make, by weak references."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}  # a weak reference keeps the key from coming back
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        leaves = tree_leaves((args, kwargs))
+        given = {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
+        given |= {s._cdata for s in leaves if isinstance(s, torch.UntypedStorage)}
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor) and made.untyped_storage()._cdata not in given:
+                storage = made.untyped_storage()
+                self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.most = max(self.most, self.now())
+        return result
+
+    def now(self) -> int:
+        self._storages = {key: entry for key, entry in self._storages.items() if not entry[0].expired()}
+        return sum(nbytes for _, nbytes in self._storages.values())
+
+
+def shared_memory(module: torch.nn.Module) -> list[tuple[str, str]]:
+    """After a backward: which gradients share memory with one another, or with a parameter, by address range.
+
+    Args:
+        module: any; parameters without a gradient, and sparse gradients, are passed over.
+
+    Returns:
+        Pairs of names, such as ("position.grad", "kind.grad") or ("weight", "weight.grad"); empty where all is well. What is
+        added to one of a pair is added to the other.
+
+    Cost: compares addresses, and reads no memory.
+    """
+    parameters = list(module.named_parameters())
+    named = parameters + [(f"{name}.grad", p.grad) for name, p in parameters if p.grad is not None]
+    ranges = [(*address_range(t), str(t.device), place) for place, (_, t) in enumerate(named) if t.layout == torch.strided]
+    pairs, open_ranges = [], []
+    for start, end, device, place in sorted(ranges):
+        open_ranges = [other for other in open_ranges if other[1] > start]
+        for _, _, its_device, other in open_ranges:
+            if its_device == device and end > start and max(place, other) >= len(parameters):  # one of them is a gradient
+                pairs.append((min(place, other), max(place, other)))
+        open_ranges.append((start, end, device, place))
+    return [(named[first][0], named[second][0]) for first, second in sorted(pairs)]
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

@@ -1,11 +1,13 @@
 """Functions with one disease each, and the same Functions cured.
 
-Three families. y = x^2 stores its gradient where it should not, by the healthy kernels of ops.square. y = 3 x misreads the
+y = x^2 stores its gradient where it should not, by the healthy kernels of ops.square. y = 3 x misreads the
 gradient that it is given, by two kernels of its own: one with strides and one without. The rotary embedding does both, by the
-healthy kernels of ops.rotary. `writer` is "triton", "cuda", None for the first of them that runs here, or, in the first
+healthy kernels of ops.rotary. y = 2 x writes over the gradient that it is given, keeps the memory that it hands out, or keeps a
+pointer and not the tensor. `writer` is "triton", "cuda", None for the first of them that runs here, or, in the first
 family, "torch" for PyTorch's own in-place operator.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,6 +96,27 @@ class GradientInSavedDeclared(GradientInSaved):
         (x,) = ctx.saved_tensors
         multiply_into_saved_declared(x, dy, ctx.writer)
         return x, None
+
+
+class GradientInSavedTriton(GradientInSaved):
+    """Writes through a triton_op that declares the write; needs Triton."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        (x,) = ctx.saved_tensors
+        _multiply_by_triton_op()(x, dy)
+        return x, None
+
+
+@functools.cache
+def _multiply_by_triton_op():
+    """The operator, made at its first use: torch.library.triton_op is there with Triton only."""
+
+    @torch.library.triton_op("rawgrad::multiply_into_saved_by_triton", mutates_args=("x",))
+    def multiply_into_saved_by_triton(x: Tensor, dy: Tensor) -> None:
+        multiply_into_saved(x, dy, "triton")
+
+    return multiply_into_saved_by_triton
 
 
 class GradientInNewMemory(GradientInSaved):
@@ -369,3 +392,285 @@ class RotaryCured(RotaryReadsFlat):
     @staticmethod
     def backward(ctx, dy: Tensor):
         return _rotary(ctx, dy, -1.0), *_NO_GRADIENTS
+
+
+# Who else uses this memory: y = factor x
+
+
+def scale(dy: Tensor, factor: float, dx: Tensor, writer: str | None) -> None:
+    """dx becomes factor * dy by a kernel; dx may be dy itself."""
+    square_backward(torch.full_like(dy, factor / 2), dy, dx, writer)
+
+
+class DoublesInPlace(torch.autograd.Function):
+    """The disease: backward doubles the gradient that it was given where it lies, and returns it."""
+
+    @staticmethod
+    def forward(x: Tensor, writer: str | None) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.writer = inputs[1]
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        scale(dy, 2, dy, ctx.writer)
+        return dy, None
+
+
+class DoublesInPlaceAnnounced(DoublesInPlace):
+    """Tells autograd of the write, after it."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        scale(dy, 2, dy, ctx.writer)
+        torch.autograd.graph.increment_version(dy)
+        return dy, None
+
+
+class DoublesItsClone(DoublesInPlace):
+    """Healthy: it writes in place, over a clone of its own."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        dx = dy.clone()
+        scale(dx, 2, dx, ctx.writer)
+        return dx, None
+
+
+class DoublesInNewMemory(DoublesInPlace):
+    """The cure: the kernel writes to new memory. Its backward is itself, so it can be differentiated again."""
+
+    @staticmethod
+    def forward(x: Tensor, writer: str | None) -> Tensor:
+        y = torch.empty_like(x)
+        scale(x, 2, y, writer)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return DoublesInNewMemory.apply(dy, ctx.writer), None
+
+
+class KeepsWorkspace(torch.autograd.Function):
+    """The disease: backward writes to a workspace that is kept for the next one, and returns a slice of it."""
+
+    @staticmethod
+    def forward(x: Tensor, factor: float, workspace: Tensor, writer: str | None) -> Tensor:
+        return factor * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.factor, ctx.workspace, ctx.writer = inputs
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        scale(dy, ctx.factor, ctx.workspace, ctx.writer)
+        return ctx.workspace[:], None, None, None
+
+
+class KeepsWorkspaceDetached(KeepsWorkspace):
+    """Returns the workspace detached, which is a new tensor over the same memory, too."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        scale(dy, ctx.factor, ctx.workspace, ctx.writer)
+        return ctx.workspace.detach(), None, None, None
+
+
+class KeepsWorkspaceItself(KeepsWorkspace):
+    """Returns the workspace itself. Whoever holds it, holds it still, so autograd copies: right, by luck."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        scale(dy, ctx.factor, ctx.workspace, ctx.writer)
+        return ctx.workspace, None, None, None
+
+
+class KeepsNoWorkspace(KeepsWorkspace):
+    """The cure: new memory for every gradient."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        dx = torch.empty_like(dy)
+        scale(dy, ctx.factor, dx, ctx.writer)
+        return dx, None, None, None
+
+
+_TIMES_WHAT_LIES_AT = """
+extern "C" __global__ void times_what_lies_at(long long address, const T* dy, T* dx, long long n) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) dx[i] = rounded<T>(value(reinterpret_cast<const T*>(address)[i]) * value(dy[i]));
+}
+"""
+
+
+class KeepsPointer(torch.autograd.Function):
+    """y = x^2. The disease: it keeps the address of 2 x, and not the tensor. `allocate` makes its memory."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, allocate) -> Tensor:
+        twice = allocate(x.shape).copy_(2 * x)
+        ctx.address = twice.data_ptr()
+        return x * x
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        dx = torch.empty_like(dy)
+        grid = (-(-dy.numel() // 128),)
+        cuda.launch(_TIMES_WHAT_LIES_AT, "times_what_lies_at", grid, (128,), ctx.address, dy.contiguous(), dx, dy.numel())
+        return dx, None
+
+
+class KeepsTensor(KeepsPointer):
+    """The cure: what backward needs is saved, so its memory is nobody else's."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, allocate) -> Tensor:
+        twice = allocate(x.shape).copy_(2 * x)
+        ctx.save_for_backward(twice)
+        ctx.address = twice.data_ptr()
+        return x * x
+
+
+class WritesHalf(DoublesInPlace):
+    """The disease: the kernel covers the first half of the rows, and the rest of `empty` is handed out as it is."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        dx, half = torch.empty_like(dy), dy.shape[0] // 2
+        scale(dy[:half], 2, dx[:half], ctx.writer)
+        return dx, None
+
+
+class ProductInOneStorage(torch.autograd.Function):
+    """a * b. Healthy: both gradients lie in one storage, and do not meet."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, writer: str | None) -> Tensor:
+        return a * b
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        a, b, ctx.writer = inputs
+        ctx.save_for_backward(a, b)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        a, b = ctx.saved_tensors
+        da, db = dy.new_empty(2, *dy.shape)
+        square_backward(b / 2, dy, da, ctx.writer)
+        square_backward(a / 2, dy, db, ctx.writer)
+        return da, db, None
+
+
+# Ways to save memory: y = x^2
+
+
+class OneShot(GradientInSaved):
+    """In place, and safe: it writes over what it saved once, says so, and refuses whatever else would ask for it.
+
+    Needs an x that is not a leaf, no view, and whose values nobody reads in Python afterwards. Saves one N of memory.
+
+    Raises:
+        ValueError: x is a leaf, where nothing is saved, or a view, whose base would change.
+        RuntimeError: in backward, before anything is written: a second backward, or create_graph.
+    """
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.writer = inputs
+        if x.is_leaf or x._is_view():
+            raise ValueError(
+                "OneShot writes its gradient over x: give it an x that is neither a leaf nor a view, such as x + 0"
+            )
+        ctx.used = False
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError("OneShot has no second derivative: its backward writes over x. Use square")
+        if ctx.used:
+            raise RuntimeError("OneShot has written its gradient over x: one backward is all there is. Use square")
+        (x,) = ctx.saved_tensors
+        ctx.used = True
+        multiply_into_saved(x, dy, ctx.writer)
+        torch.autograd.graph.increment_version(x)
+        return x, None
+
+
+class GradientInForward(GradientInSaved):
+    """Computes 2 x in forward and keeps that; backward scales it, in new memory. Autograd cannot see that it depends on x."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(2 * inputs[0])
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        (gradient,) = ctx.saved_tensors
+        return gradient * dy, None
+
+
+class InSteps(GradientInSaved):
+    """Needs x and dy for the first of three steps only, and keeps them to the end."""
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        (x,) = ctx.saved_tensors
+        product = x * dy
+        triple = 3 * product
+        return triple - product, None
+
+
+class InStepsCleared(InSteps):
+    """Lets go of x after the first step: autograd does, too, where PyTorch knows clear_saved_tensors_on_access."""
+
+    clear_saved_tensors_on_access = True
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        (x,) = ctx.saved_tensors
+        product = x * dy
+        del x
+        triple = 3 * product
+        return triple - product, None
+
+
+class InStepsBoxed(InStepsCleared):
+    """Lets go of dy as well, where PyTorch knows boxed_grads_call: the gradients come in a list that backward may empty."""
+
+    boxed_grads_call = True
+
+    @staticmethod
+    def backward(ctx, gradients: list):
+        (x,) = ctx.saved_tensors
+        product = x * gradients.pop()
+        del x
+        triple = 3 * product
+        return triple - product, None
+
+
+class SquareAndCube(GradientInSaved):
+    """x^2 and x^3. Of an output that nobody used, backward is given zeros."""
+
+    @staticmethod
+    def forward(x: Tensor, writer: str | None):
+        return x * x, x * x * x
+
+    @staticmethod
+    def backward(ctx, dy: Tensor, dz: Tensor | None):
+        (x,) = ctx.saved_tensors
+        dx = TwiceTheProduct.apply(x, dy, ctx.writer)
+        return dx if dz is None else dx + 3 * x * x * dz, None
+
+
+class SquareAndCubeUnmaterialized(SquareAndCube):
+    """Of an output that nobody used, backward is given None."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        GradientInSaved.setup_context(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
