@@ -167,6 +167,16 @@ def prints(browser, lab):
 
 
 @pytest.fixture(scope="module")
+def reuse(browser, lab):
+    yield from ran(browser, lab, "03_memory_reuse.ipynb")
+
+
+@pytest.fixture(scope="module")
+def saving(browser, lab):
+    yield from ran(browser, lab, "04_saving_memory_safely.ipynb")
+
+
+@pytest.fixture(scope="module")
 def page(browser, lab):
     yield from ran(browser, lab, NOTEBOOK)
 
@@ -300,6 +310,47 @@ def test_every_consumer_with_every_repair_by_keyboard(prints, id_, record, consu
     assert prints.errors == []
 
 
+@pytest.mark.parametrize(
+    ("notebook", "scenario", "figure", "knobs"),
+    [
+        ("reuse", scenarios.siblings, figures.siblings,
+         {"beside": [*scenarios.BESIDE, scenarios.RESIDUAL], "first": scenarios.ORDERS, "repair": list(scenarios.BACKWARDS)}),
+        ("saving", scenarios.saving, figures.memory_meter,
+         {"way": list(scenarios.WAYS), "situation": scenarios.SITUATIONS}),
+    ],
+    ids=["who_holds", "meter"],
+)  # fmt: skip
+def test_every_knob_of_the_memory_widgets_by_keyboard(notebook, scenario, figure, knobs, request):
+    """Every option of each knob, from knob to knob by Tab; the picture is the record's, and it hatches what is wrong."""
+    page = request.getfixturevalue(notebook)
+    play = cell(page, "free-play")
+    state = {name: values[0] for name, values in knobs.items()}
+    shows(page, play, svg_title(figure(scenario(**state))[0]))
+    dropdowns = play.locator("select")
+    place = 0
+    for name, values in knobs.items():
+        if name == "first":  # two short options are buttons
+            buttons = play.locator("button")
+            buttons.first.focus()
+            for value, key in ((values[1], "Tab"), (values[0], "Shift+Tab")):
+                page.keyboard.press(key)
+                page.keyboard.press("Enter")
+                state[name] = value
+                shows(page, play, svg_title(figure(scenario(**state))[0]))
+            continue
+        dropdowns.nth(place).focus()
+        page.keyboard.press("Home")
+        for value in values:
+            state[name] = value
+            svg = figure(scenario(**state))[0]
+            shows(page, play, svg_title(svg))
+            assert len(marked(play)) == svg.count('class="hatch"'), state
+            if value != values[-1]:
+                next_option(page)
+        place += 1
+    assert page.errors == []
+
+
 def test_every_view_and_the_graph_by_keyboard(start):
     strip = cell(start, "strip")
     strip.locator("select").focus()
@@ -332,6 +383,8 @@ def test_an_answer_is_taken_by_keyboard_and_its_outcome_follows(page, lab):
         ("page", ["p1", "p1-outcome", "timeline-versions", "writers", "path", "free-play"]),
         ("prints", ["p2", "p2-outcome", "strip", "cures", "free-play", "rotary-strip", "rotary-free-play"]),
         ("start", ["p1", "p1-outcome", "graph", "strip"]),
+        ("reuse", ["p1", "p1-outcome", "siblings", "residual", "free-play"]),
+        ("saving", ["p1", "p1-outcome", "meter", "ways", "free-play"]),
     ],
 )
 def test_the_outputs_are_accessible(notebook, ids, request):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rawgrad
-from rawgrad import cuda, exercises, runtime
+from rawgrad import cuda, exercises, runtime, specimens
 from rawgrad.exercises import check, outcome, predict
 from rawgrad.ops.rotary import rotary_into
 from rawgrad.ops.square import square_backward
@@ -570,6 +570,102 @@ def test_turn_back(name):
     verdict = check("01.3 turn back", answer)
     assert verdict.passed == (evidence is None)
     assert evidence is None or verdict.evidence.startswith(evidence), verdict.evidence
+
+
+def doubles(backward):
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+    Doubles.backward = staticmethod(backward)
+    return Doubles
+
+
+def scaled(prepare, factor=2, hand_out=lambda dx, dy: dx):
+    def backward(ctx, dy):
+        dx = prepare(dy)
+        specimens.scale(dy, factor, dx, None)
+        return hand_out(dx, dy)
+
+    return doubles(backward)
+
+
+BESIDE = {
+    "new_memory": (scaled(torch.empty_like), "dy is untouched"),
+    "torch": (doubles(lambda ctx, dy: 2 * dy), "dy is untouched"),
+    "own_clone": (scaled(torch.clone), "it copies dy first, which new memory would not need"),
+    "as_given": (scaled(lambda dy: dy), "beside 5 * c, with f(a) made first, all is right, but dy was changed"),
+    "clone_handed_out": (
+        scaled(lambda dy: dy, hand_out=lambda dx, dy: dx.clone()),
+        "beside 5 * c, with f(a) made first, all is right",
+    ),
+    "announced": (
+        scaled(lambda dy: dy, hand_out=lambda dx, dy: (torch.autograd.graph.increment_version(dy), dx)[1]),
+        "beside 5 * c, with f(a) made first, all is right, but dy was changed",
+    ),
+    "undone_too_late": (
+        scaled(torch.empty_like, hand_out=lambda dx, dy: dy),
+        "beside 5 * c, with f(a) made first, a.grad is 1 2 3 where",
+    ),
+    "wrong_factor": (scaled(torch.empty_like, 3), "beside 5 * c, with f(a) made first, a.grad is 3 6 9 where 2 4 6 is right"),
+    "nothing": (doubles(lambda ctx, dy: None), "your code raised"),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_beside(name):
+    answer, evidence = BESIDE[name]
+    verdict = check("03.1 beside", answer)
+    assert verdict.passed == (name in ("new_memory", "torch", "own_clone"))
+    assert evidence in verdict.evidence
+
+
+def one_shot(flag=True, announced=True, graph=True, write=True):
+    def backward(ctx, dy):
+        if flag and ctx.used:
+            raise RuntimeError("used")
+        if graph and torch.is_grad_enabled():
+            raise RuntimeError("no second derivative")
+        (x,) = ctx.saved_tensors
+        ctx.used = True
+        dx = x if write else torch.empty_like(x)
+        square_backward(x, dy, dx)
+        if announced:
+            torch.autograd.graph.increment_version(x)
+        return dx
+
+    return backward
+
+
+ONE_SHOT = {
+    "right": (one_shot(), "one backward is right at a peak of 2 N, and nothing else is silent"),
+    "announced_is_flag_enough": (one_shot(flag=False), "one backward is right at a peak of 2 N"),
+    "as_given": (over_saved, "a second backward: silent and wrong, a gradient is 6 where 4 is right"),
+    "flag_alone": (one_shot(announced=False, graph=False), "a sibling: silent and wrong, a gradient is 6 where 4 is right"),
+    "announced_alone": (
+        one_shot(flag=False, graph=False),
+        "a second derivative: silent and wrong, alone, a second derivative is 1",
+    ),
+    "once_differentiable": (
+        torch.autograd.function.once_differentiable(one_shot(graph=False)),
+        "a second derivative: silent and wrong",
+    ),
+    "not_in_place": (one_shot(write=False), "right or loud everywhere, and the peak is 3 N: in place it is 2 N"),
+    "always": (
+        lambda ctx, dy: (_ for _ in ()).throw(RuntimeError("no")),
+        "one backward: raises RuntimeError, where it should be right",
+    ),
+    "cloned": (lambda ctx, dy: over_saved(ctx, dy).clone(), "a second backward: silent and wrong"),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_one_shot(name):
+    answer, evidence = ONE_SHOT[name]
+    verdict = check("04.1 one shot", answer)
+    assert verdict.passed == (name in ("right", "announced_is_flag_enough"))
+    assert evidence in verdict.evidence, verdict.evidence
 
 
 def test_a_stub_that_waits_is_not_an_error():

@@ -40,7 +40,14 @@ PATHS = [
     for before in scenarios.BEFORE
     for repair in scenarios.REPAIRS
 ]
-ALL = TIMELINES + PATHS + STRIPS + GRAPHS
+SIBLINGS = [
+    figures.siblings(scenarios.siblings(beside, first, repair))
+    for beside in (*scenarios.BESIDE, scenarios.RESIDUAL)
+    for first in scenarios.ORDERS
+    for repair in scenarios.BACKWARDS
+]
+SAVINGS = [scenarios.saving(way, situation) for way in scenarios.WAYS for situation in scenarios.SITUATIONS]
+ALL = TIMELINES + PATHS + STRIPS + GRAPHS + SIBLINGS + [figures.memory_meter(saving) for saving in SAVINGS]
 
 
 def words(svg: str) -> list[str]:
@@ -192,3 +199,40 @@ def test_no_colour_stands_alone():
 
 def test_a_table_lines_up():
     assert figures.table([["", "a"], ["long name", "1"]]) == "           a\nlong name  1"
+
+
+def test_a_memory_meter_shows_as_many_boxes_as_there_are_n():
+    for saving in SAVINGS:
+        svg, table = figures.memory_meter(saving)
+        assert words(svg).count("N") == saving.forward + saving.kept + saving.backward
+        assert ('class="hatch"' in svg) == (saving.verdict == "silent")
+        assert f"{saving.peak} N, the peak" in words(svg)
+        assert saving.because in table
+
+
+def test_siblings_hatch_what_is_wrong():
+    for first, hatched in (
+        ("f(a)", ["writes A: 2 4 6", "w: 2 4 6"]),
+        ("P", ["writes A: 2 4 6", "reads A: 2 4 6", "w: 2 4 6", "c.grad: 10 20 30"]),
+    ):
+        svg, table = figures.siblings(scenarios.siblings("5 * c", first))
+        found = re.findall(r'class="hatch"[^>]*/><text[^>]*>([^<]*)<', svg)
+        assert found == hatched
+        assert "5 * c" in table
+    svg, _ = figures.siblings(scenarios.siblings("5 * c", "P", "new memory"))
+    assert 'class="hatch"' not in svg
+
+
+def test_the_plot_of_peaks_says_every_verdict_in_words():
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    ways = ("new memory", "in place", "in place, one shot")
+    axes = figures.peaks({way: [s for s in SAVINGS if s.way == way] for way in ways})
+    assert [text.get_text().strip() for text in axes.texts] == [
+        "3 N: right", "2 N: silent and wrong somewhere", "2 N: right or loud",
+    ]  # fmt: skip
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(ways)
+    pyplot.close(axes.figure)

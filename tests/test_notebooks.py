@@ -91,6 +91,8 @@ def test_without_triton_every_output_is_the_same(path, tmp_path, monkeypatch):
     for old, new in zip(committed.cells, notebook.cells, strict=True):
         if "setup" in tags(new):
             assert "Triton is not installed here" in str(new.outputs)
+        elif "nbval-ignore-output" in tags(new):
+            continue
         elif "gpu" not in tags(new) or runtime.DEVICE == "cpu":  # on a GPU those are measured live
             assert old.get("outputs") == new.get("outputs"), new.id
 

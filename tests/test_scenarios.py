@@ -604,3 +604,189 @@ def test_f4_the_caching_allocator_hides_the_read_from_the_sanitizer():
     if len(lines) == 1:
         pytest.skip(f"needs a GPU with compute-sanitizer: {lines[0]}")
     assert [line.split()[-3] for line in lines] == ["0", "7"]
+
+
+# F11: one dy for two branches
+
+F11 = {  # P: c.grad where f(a) was made first, and where P was
+    "5 * c": ((5, 10, 15), (10, 20, 30)),
+    "c": ((1, 2, 3), (1, 2, 3)),
+    "c.view(3)": ((2, 4, 6), (2, 4, 6)),
+}
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("repair", ["none", "increment_version"])
+@pytest.mark.parametrize("beside", F11)
+def test_f11_a_write_into_dy_reaches_the_sibling(beside, repair, writer):
+    assert F11.keys() == scenarios.BESIDE.keys()
+    for first, got in zip(scenarios.ORDERS, F11[beside], strict=True):
+        record = scenarios.siblings(beside, first, repair, writer)
+        assert record.grads["c"][0] == got
+        assert record.grads["a"] == ((2, 4, 6), (2, 4, 6))
+        assert record.w == (2, 4, 6), "the caller's gradient changes, too"
+        assert [branch.name for branch in record.branches] == (["f", "P"] if first == "P" and beside != "c" else ["P", "f"])
+        assert record.verdict.startswith("right" if got == record.grads["c"][1] else "silent and wrong: c.grad is")
+        waits, taken = "P, whose turn comes later" in record.holders, "c.grad" in record.holders
+        assert (waits, taken) == (first == "P" and beside != "c", first == "f(a)" and beside == "c.view(3)")
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("first", scenarios.ORDERS)
+def test_f11_a_residual_has_no_lucky_order(first, writer):
+    record = scenarios.siblings(scenarios.RESIDUAL, first, "none", writer)
+    assert record.grads == {"a": ((20, 40, 60), (15, 30, 45))}
+    assert record.holders == ("you, as w", "h's own gradient, which waits for f's")
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("repair", ["over its own clone", "new memory"])
+@pytest.mark.parametrize("beside", [*scenarios.BESIDE, scenarios.RESIDUAL])
+def test_f11_the_cured_are_right_beside_anything(beside, repair, writer):
+    for first in scenarios.ORDERS:
+        record = scenarios.siblings(beside, first, repair, writer)
+        assert (record.verdict, record.w) == ("right", (1, 2, 3))
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+def test_f11_by_hand_without_the_scenarios_hooks(writer, device):
+    """The hooks on the nodes change nothing: the same sums without them."""
+    for beside, first, got in [("5 * c", 0, [5, 10, 15]), ("5 * c", 1, [10, 20, 30]), ("c.view(3)", 0, [2, 4, 6])]:
+        a, c = (torch.zeros(3, device=device, requires_grad=True) for _ in range(2))
+        if first == 0:
+            f = specimens.DoublesInPlace.apply(a, writer)
+            z = f + scenarios.BESIDE[beside](c)
+        else:
+            p = scenarios.BESIDE[beside](c)
+            z = specimens.DoublesInPlace.apply(a, writer) + p
+        z.backward(torch.tensor([1.0, 2, 3], device=device))
+        assert c.grad.tolist() == got
+
+
+@pytest.mark.parametrize("keeps", scenarios.KEEPS)
+def test_a_pointer_does_not_keep_memory_and_a_saved_tensor_does(keeps):
+    run = scenarios.reuse(keeps)
+    assert run.came_back == (keeps == "the pointer")
+    assert run.gradient == ((9, 9, 9) if keeps == "the pointer" else (2, 4, 6))
+    assert run.right == (2, 4, 6)
+
+
+def test_slots_hand_out_freed_memory_and_no_other():
+    slots = scenarios.Slots()
+    held, freed = slots((3,)), slots((3,))
+    address = freed.data_ptr()
+    del freed
+    again = slots((2, 4))
+    assert again.data_ptr() == address
+    assert not probes.overlap(again, held)
+
+
+# The ways to save: peak of one backward in N, and right, loud or silent in four situations
+
+R, L, S = "right", "loud", "silent"
+WAYS = {  # forward, kept, backward; one backward, a second one, a sibling, a second derivative
+    "new memory": ((2, 2, 3), (R, R, R, R)),
+    "new memory, X a leaf": ((1, 1, 2), (R, R, R, R)),
+    "in place, X a leaf": ((1, 1, 2), (S, S, S, S)),
+    "in place": ((2, 2, 2), (R, S, S, S)),
+    "in place, increment_version": ((2, 2, 2), (R, L, L, S)),
+    "in place, custom_op": ((2, 2, 2), (R, L, L, S)),
+    "in place, triton_op": ((2, 2, 2), (R, L, L, S)),
+    "in place, one shot": ((2, 2, 2), (R, L, L, L)),
+    "in place, allow_mutation": ((2, 2, 2), (R, S, S, S)),
+    "torch in place, allow_mutation": ((2, 2, 4), (R, R, R, R)),
+    "gradient in forward": ((3, 2, 3), (R, R, R, S)),
+    "recomputed": ((2, 1, 3), (R, R, R, R)),
+    "offloaded": ((2, 1, 3), (R, R, R, R)),
+    "an unused output": ((4, 2, 6), (R, R, R, R)),
+    "an unused output, no zeros": ((4, 2, 3), (R, R, R, R)),
+    "in steps": ((3, 2, 6), (R, R, R, R)),
+    "in steps, cleared on access": ((3, 2, 5), (R, L, R, R)),
+    "in steps, cleared and boxed": ((3, 2, 4), (R, L, R, R)),
+}
+
+
+def test_the_table_names_every_way():
+    assert set(WAYS) == {*scenarios.WAYS, *scenarios.NEWER}
+    assert set(scenarios.newer_ways()) <= set(scenarios.NEWER)
+
+
+@pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_costs_and_does_what_the_table_says(way, writer):
+    if way in scenarios.NEWER and way not in scenarios.newer_ways():
+        pytest.skip(f"needs {scenarios.NEWER[way]}")
+    judged = [scenarios.saving(way, situation, writer) for situation in scenarios.SITUATIONS]
+    sizes, verdicts = WAYS[way]
+    assert (judged[0].forward, judged[0].kept, judged[0].backward) == sizes
+    assert tuple(one.verdict for one in judged) == verdicts
+    assert all(bool(one.because) == (one.verdict != R) for one in judged)
+
+
+def test_in_place_saves_nothing_on_a_leaf_and_one_n_elsewhere():
+    peaks = {way: scenarios.saving(way).peak for way in WAYS if way in scenarios.WAYS}
+    assert peaks["new memory, X a leaf"] - peaks["in place, X a leaf"] == 0
+    assert peaks["new memory"] - peaks["in place, one shot"] == 1
+
+
+def test_one_shot_refuses_what_it_would_ruin(device):
+    X = torch.ones(4, device=device, requires_grad=True)
+    for x in (X, (X + 0).view(2, 2)):
+        with pytest.raises(ValueError, match="neither a leaf nor a view"):
+            specimens.OneShot.apply(x, None)
+    x = X + 0
+    y = specimens.OneShot.apply(x, None)
+    before = probes.look(x)
+    for refused in (lambda: y.sum().backward(create_graph=True), lambda: torch.autograd.grad(y.sum(), X, create_graph=True)):
+        with pytest.raises(RuntimeError, match="OneShot has no second derivative"):
+            refused()
+    assert probes.look(x).digest == before.digest, "it refuses before it writes"
+    y.sum().backward(retain_graph=True)
+    written = probes.look(x)
+    assert written.version == before.version + 1
+    with pytest.raises(RuntimeError, match="one backward is all there is"):
+        y.sum().backward()
+    assert probes.look(x).digest == written.digest
+
+
+class _CubeOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * dy
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["no_weight", "weight"])
+def test_f16_once_differentiable_does_not_always_save_you(trained, device):
+    x = torch.tensor(2.0, device=device, requires_grad=True)
+    weight = torch.tensor(1.0, device=device, requires_grad=trained)
+    (g,) = torch.autograd.grad(weight * _CubeOnce.apply(x) + x**2, x, create_graph=True)
+    assert torch.autograd.grad(g, x, retain_graph=True)[0].item() == 2, "14 is right"
+    if trained:
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            g.backward()
+    else:
+        g.backward()
+        assert x.grad.item() == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: scenarios.siblings("6 * c"), r"beside is one of '5 \* c', .* got '6 \* c'"),
+        (lambda: scenarios.siblings(first="c"), r"first is one of 'f\(a\)', 'P', got 'c'"),
+        (lambda: scenarios.siblings(repair="clone"), "repair is one of 'none', .* got 'clone'"),
+        (lambda: scenarios.reuse("it"), "keeps is one of 'the pointer', 'the tensor', got 'it'"),
+        (lambda: scenarios.saving("x"), "way is one of 'new memory', .* got 'x'"),
+        (lambda: scenarios.saving(situation="x"), "situation is one of 'one backward', .* got 'x'"),
+    ],
+)
+def test_a_value_that_no_memory_knob_has_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

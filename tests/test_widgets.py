@@ -122,6 +122,22 @@ def test_the_rotary_strip_has_rotarys_knobs():
     assert "shape (1, 2, 2, 2), strides (8, 2, 4, 1)" in shown.as_text()
 
 
+def test_the_memory_widgets_have_their_knobs():
+    shown = widgets.siblings()
+    assert [list(dict(control.options)) for control in shown.controls.values()] == [
+        [*scenarios.BESIDE, scenarios.RESIDUAL], list(scenarios.ORDERS), list(scenarios.BACKWARDS), list(scenarios.KERNELS),
+    ]  # fmt: skip
+    shown.controls["made first"].value = "P"
+    assert "silent and wrong: c.grad is 10 20 30" in shown.as_text()
+    shown = widgets.memory_meter()
+    assert [list(dict(control.options)) for control in shown.controls.values()] == [
+        list(scenarios.WAYS), list(scenarios.SITUATIONS), list(scenarios.KERNELS),
+    ]  # fmt: skip
+    shown.controls["way to save"].value = "in place"
+    shown.controls["situation"].value = "a sibling"
+    assert "in place; a sibling: silent and wrong: a gradient is 6 where 4 is right" in shown.as_text()
+
+
 def test_a_backend_that_is_missing_is_said_where_the_picture_was(monkeypatch):
     from rawgrad import runtime
 

@@ -402,6 +402,58 @@ def _turn_back(answer: Callable) -> str:
     return _any_layout(answer, (3, 2, 4), layouts, lambda dy: rotary_reference(dy[None], *back)[0], cos=cos, sin=sin)
 
 
+def _beside(function: type[torch.autograd.Function]) -> str:
+    """y = 2 x; right beside a sibling made first or last, through a view and in a residual, with dy untouched."""
+    for name in (*scenarios.BESIDE, scenarios.RESIDUAL):
+        for first in scenarios.ORDERS:
+            record = scenarios.branched(name, first, lambda x, _: function.apply(x))
+            where = "in a residual" if name == scenarios.RESIDUAL else f"beside {name}, with {first} made first"
+            if record.wrong:
+                got, right = record.grads[record.wrong[0]]
+                raise _NotYet(f"{where}, {record.wrong[0]}.grad is {_spaced(got)} where {_spaced(right)} is right")
+            if record.w != (1, 2, 3):
+                raise _NotYet(f"{where}, all is right, but dy was changed: the caller's 1 2 3 is {_spaced(record.w)}")
+    dy = _counting_up(x := torch.ones(2, 3, device=runtime.DEVICE, requires_grad=True))
+    y = function.apply(x)
+    with probes.Allocations(dy) as made:
+        (dx,) = torch.autograd.grad(y, x, dy)
+    wrong = _off(dx, 2 * dy)
+    if wrong:
+        raise _NotYet(f"alone, {wrong}")
+    copies = "" if dy.numel() not in made.copies else "; it copies dy first, which new memory would not need"
+    return f"right beside every sibling and in a residual, and dy is untouched{copies}"
+
+
+def _spaced(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)
+
+
+def _one_shot(backward: Callable) -> str:
+    """In place, right once, and loud for whoever else asks."""
+
+    class InPlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.used = False
+            return x * x
+
+    InPlace.backward = staticmethod(backward)
+    way, backend = scenarios.Way(lambda x, _: InPlace.apply(x)), runtime.backends()[0]
+    found = {situation: scenarios.judge("yours", way, situation, backend) for situation in scenarios.SITUATIONS}
+    for situation, record in found.items():
+        if record.verdict == "silent":
+            raise _NotYet(f"{situation}: silent and wrong, {record.because}")
+    once = found["one backward"]
+    if once.verdict == "loud":
+        raise _NotYet(f"one backward: {once.because}, where it should be right")
+    if once.backward > 2:
+        raise _NotYet(f"right or loud everywhere, and the peak is {once.backward} N: in place it is 2 N")
+    return f"one backward is right at a peak of {once.backward} N, and nothing else is silent: " + ", ".join(
+        f"{situation} {record.verdict}" for situation, record in found.items() if situation != "one backward"
+    )
+
+
 EXERCISES = {
     "00.1 place": _place,
     "01.1 two strides": _two_strides,
@@ -409,4 +461,6 @@ EXERCISES = {
     "01.3 turn back": _turn_back,
     "02.1 loud": _loud,
     "02.2 right": _right,
+    "03.1 beside": _beside,
+    "04.1 one shot": _one_shot,
 }

@@ -4,10 +4,10 @@ Every picture paints its own white ground and names its font, so that it can sta
 stands alone: beside it is a letter, a hatch or a word. No addresses: storages are A, B, C.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from rawgrad.scenarios import MOST_BACKWARDS, Backward, GradientPath, Graph, Strip, Timeline
+from rawgrad.scenarios import MOST_BACKWARDS, RESIDUAL, Backward, GradientPath, Graph, Saving, Siblings, Strip, Timeline
 
 LANES = ("versions", "values", "memory")
 
@@ -446,3 +446,112 @@ def graph(record: Graph) -> tuple[str, str]:
     title = f"Graph of three nodes. {'. '.join(said)}. What mul saved: {record.saved}. X.grad: {grad}."
     rows = [["backwards done", "what mul saved", "X.grad"], [str(record.done), record.saved, grad]]
     return _svg(236, title, body), "\n".join([*said, table(rows)])
+
+
+# Who holds this gradient
+
+
+def siblings(record: Siblings) -> tuple[str, str]:
+    """Two branches that are given one dy, in the order of their turns; the picture and its table. A is dy's memory."""
+    said = _siblings_lines(record)
+    body = [_text(12, 30 + 26 * i, line, "start", bold=i == 0) for i, line in enumerate(said)]
+    top, right = 44 + 26 * len(said), (1.0, 2.0, 3.0)
+    rows = [["turn", "branch", "finds in dy", "leaves in dy"]]
+    for turn, branch in enumerate(record.branches, 1):
+        wrote, late = branch.left != branch.found, branch.found != right
+        does = f"writes A: {_spaced(branch.left)}" if wrote else f"reads A: {_spaced(branch.found)}"
+        name = "f" if branch.name == "f" else f"P = {record.beside}"
+        body += [
+            _text(12, top + 28, f"turn {turn}", "start"),
+            _box(90, top, 190, 44, _GREY), _text(185, top + 28, name),
+            _line((282, top + 22), (322, top + 22), arrow=True),
+            _cell(324, top, 230, 44, does, wrote or late),
+        ]  # fmt: skip
+        rows.append([str(turn), name, _spaced(branch.found), _spaced(branch.left)])
+        top += 58
+    body.append(_text(12, top + 28, "in the end", "start"))
+    left = 130
+    cells = [(f"w: {_spaced(record.w)}", record.w != right, True)]
+    for leaf, (got, want) in record.grads.items():
+        cells.append((f"{leaf}.grad: {_spaced(got)}", got != want, leaf in record.in_dy))
+    for words, wrong, in_dy in cells:
+        body += [
+            _cell(left, top, 240, 44, words, wrong),
+            _text(left + 120, top + 68, "in A" if in_dy else "in memory of its own"),
+        ]
+        left += 262
+    top += 84
+    holders = "; ".join(record.holders)
+    body += [
+        _box(12, top, _WIDTH - 24, 44, _SKY),
+        _text(28, top + 28, f"When f runs, A is also used by: {holders}.", "start"),
+    ]
+    title = f"Who holds this gradient. {'. '.join(said)}. When f runs, dy's memory is also used by: {holders}."
+    rows += [["end", words.partition(":")[0], words.partition(": ")[2], "wrong" if wrong else ""] for words, wrong, _ in cells]
+    return _svg(top + 58, title, body), "\n".join([*said, f"when f runs, dy's memory is also used by: {holders}", table(rows)])
+
+
+def _siblings_lines(record: Siblings) -> list[str]:
+    if record.beside == RESIDUAL:
+        made = "z = h + f(h), where h = 5 * a"
+    else:
+        order = "f(a)" if record.first == "f(a)" else record.beside
+        made = f"z = f(a) + {record.beside}; {order} was made first"
+    repair = "f doubles dy in place" if record.repair == "none" else f"f: {record.repair}"
+    return [record.verdict, f"{made}. w = 1 2 3. {repair}"]
+
+
+def _spaced(values: Sequence[float]) -> str:
+    return " ".join(f"{value:g}" for value in values)
+
+
+# The memory meter
+
+
+def memory_meter(record: Saving) -> tuple[str, str]:
+    """Memory of one way to save, in boxes of N, with what becomes of the gradient; the picture and its table."""
+    verdict = f"{_JUDGED[record.verdict]}{': ' if record.because else ''}{record.because}"
+    body = [
+        _text(12, 30, f"{record.way}; {record.situation}", "start", bold=True),
+        _cell(12, 44, _WIDTH - 24, 40, verdict, record.verdict == "silent"),
+    ]
+    phases = {"most in forward": record.forward, "in between": record.kept, "most in backward": record.backward}
+    for row, (phase, boxes) in enumerate(phases.items()):
+        y, most = 100 + 56 * row, boxes == record.peak
+        body.append(_text(12, y + 29, phase, "start", bold=most))
+        for i in range(boxes):
+            body += [_box(204 + 56 * i, y, 52, 44, _SKY if most else _WHITE), _text(230 + 56 * i, y + 29, "N")]
+        body.append(_text(216 + 56 * boxes, y + 29, f"{boxes} N, the peak" if most else f"{boxes} N", "start", bold=most))
+    rows = [["", "N"], *([phase, str(boxes)] for phase, boxes in phases.items())]
+    title = f"Memory meter. {record.way}, {record.situation}. Peak {record.peak} N. {verdict}."
+    return _svg(276, title, body), f"{record.way}; {record.situation}: {verdict}\n{table(rows)}"
+
+
+_JUDGED = {"right": "right", "loud": "loud", "silent": "silent and wrong"}
+
+
+def peaks(records: Mapping[str, Sequence[Saving]]):
+    """Peak memory of one backward by way, with the worst verdict over the situations on the bar; matplotlib Axes.
+
+    Args:
+        records: way -> its records, that of one backward first.
+    """
+    from matplotlib import pyplot
+
+    _, axes = pyplot.subplots(figsize=(9.6, 0.45 * len(records) + 1), layout="constrained")
+    worst = {
+        "silent": ("silent and wrong somewhere", _ORANGE, "//"),
+        "loud": ("right or loud", _WHITE, ""),
+        "right": ("right", _SKY, ""),
+    }
+    for name, ways in records.items():
+        verdict = next(v for v in worst if any(way.verdict == v for way in ways))
+        words, colour, hatch = worst[verdict]
+        (bar,) = axes.barh(name, ways[0].peak, color=colour, edgecolor="black", hatch=hatch)
+        axes.bar_label(axes.containers[-1], [f" {bar.get_width():g} N: {words}"], fontsize=12)
+    axes.invert_yaxis()
+    axes.set_xlabel("peak of one backward, in sizes N of x", fontsize=12)
+    axes.tick_params(labelsize=12)
+    axes.set_xlim(0, 1.6 * max(ways[0].peak for ways in records.values()))
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes

@@ -1,16 +1,19 @@
 """A lesson's live experiments: knobs in, plain records out. Every record comes from a run that happens in the call."""
 
+import contextlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rawgrad import cuda, probes, raw, runtime, specimens
 from rawgrad.ops.rotary import rotary_reference
@@ -536,6 +539,362 @@ def graph(retain_graph: bool = False, backwards: int = 0) -> Graph:
     except RuntimeError:
         saved = "freed"
     return Graph(retain_graph, backwards, done, raised, saved, None if x.grad is None else x.grad.item())
+
+
+# Who holds this gradient: two branches get one dy
+
+BESIDE = {  # P: what stands beside f(a) in z = f(a) + P
+    "5 * c": lambda c: 5 * c,
+    "c": lambda c: c,
+    "c.view(3)": lambda c: c.view(3),
+}
+RESIDUAL = "h, where h = 5 * a and f(h)"
+ORDERS = ("f(a)", "P")
+BACKWARDS = {
+    "none": specimens.DoublesInPlace,
+    "increment_version": specimens.DoublesInPlaceAnnounced,
+    "over its own clone": specimens.DoublesItsClone,
+    "new memory": specimens.DoublesInNewMemory,
+}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One of the two branches behind the sum, when its turn came in backward."""
+
+    name: str  # "f" or "P"
+    found: tuple[float, ...]  # dy, when it came
+    left: tuple[float, ...]  # dy, when it had run
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """z = f(a) + P, z.backward(w) with w = 1, 2, 3. f is 2 a; what its backward does to dy is the knob `repair`."""
+
+    beside: str
+    first: str
+    repair: str
+    branches: tuple[Branch, ...]  # in the order in which backward ran them
+    holders: tuple[str, ...]  # who else used dy's memory when f's turn came
+    w: tuple[float, ...]  # the caller's gradient, afterwards
+    grads: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]  # leaf -> what it got, what is right
+    in_dy: tuple[str, ...]  # leaves whose gradient lies in dy's memory
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        return tuple(leaf for leaf, (got, right) in self.grads.items() if got != right)
+
+    @property
+    def verdict(self) -> str:
+        changed = "; the caller's w is changed" if self.w != (1, 2, 3) else ""
+        if not self.wrong:
+            return f"right{changed}"
+        leaf = self.wrong[0]
+        got, right = (" ".join(f"{value:g}" for value in values) for values in self.grads[leaf])
+        return f"silent and wrong: {leaf}.grad is {got}, right is {right}{changed}"
+
+
+def siblings(beside: str = "5 * c", first: str = "f(a)", repair: str = "none", writer: str = "a kernel") -> Siblings:
+    """Run one backward through f and a sibling that is given the same dy.
+
+    Args:
+        beside: P, a key of BESIDE, or RESIDUAL.
+        first: which branch is created first, one of ORDERS; backward runs the later one first. A residual has one order.
+        repair: what f's backward does, a key of BACKWARDS.
+        writer: whose kernel doubles, a key of KERNELS.
+    """
+    known("repair", repair, BACKWARDS)
+    backend = _kernel(writer, KERNELS)
+    return branched(beside, first, lambda x, repair: BACKWARDS[repair].apply(x, backend), repair)
+
+
+def branched(beside: str, first: str, f: Callable[[Tensor, str], Tensor], repair: str = "") -> Siblings:
+    """`siblings` of any f(x, repair) that is 2 x, such as a learner's."""
+    known("beside", beside, (*BESIDE, RESIDUAL))
+    known("first", first, ORDERS)
+    a, c = (torch.zeros(3, device=runtime.DEVICE, requires_grad=True) for _ in range(2))
+    w = _counting(1, 3, like=a)
+    if beside == RESIDUAL:
+        z = (h := 5 * a) + f(h, repair)
+        leaves, nodes = {"a": (a, 15)}, {"f": z.grad_fn.next_functions[1][0]}
+    else:
+        branches = {"f(a)": lambda: f(a, repair), "P": lambda: BESIDE[beside](c)}
+        made = {name: branches[name]() for name in sorted(branches, key=lambda name: name != first)}
+        z = made["f(a)"] + made["P"]
+        leaves = {"a": (a, 2), "c": (c, 5 if beside == "5 * c" else 1)}
+        nodes = dict(zip(("f", "P"), (node for node, _ in z.grad_fn.next_functions), strict=True))
+    ran, holders, storage = [], [], w.untyped_storage().data_ptr()
+
+    def comes(name: str) -> None:
+        ran.append([name, tuple(w.tolist()), ()])
+        if name == "f":
+            holders.append("you, as w")
+            if beside == RESIDUAL:
+                holders.append("h's own gradient, which waits for f's")
+            elif len(ran) == 1:
+                holders.append("P, whose turn comes later")
+            elif c.grad is not None and c.grad.untyped_storage().data_ptr() == storage:
+                holders.append("c.grad")
+
+    def goes() -> None:
+        ran[-1][2] = tuple(w.tolist())
+
+    for name, node in nodes.items():  # hooks that keep no gradient, which would change who may take it over
+        node.register_prehook(lambda _gradients, name=name: comes(name))
+        node.register_hook(lambda _returned, _gradients: goes())
+    z.backward(w)
+    right = w.new_tensor([1.0, 2, 3])
+    return Siblings(
+        beside=beside,
+        first=first,
+        repair=repair,
+        branches=tuple(Branch(*branch) for branch in ran),
+        holders=tuple(holders),
+        w=tuple(w.tolist()),
+        grads={name: (tuple(leaf.grad.tolist()), tuple((factor * right).tolist())) for name, (leaf, factor) in leaves.items()},
+        in_dy=tuple(name for name, (leaf, _) in leaves.items() if probes.overlap(leaf.grad, w)),
+    )
+
+
+# A pointer that outlives its tensor
+
+
+class Slots:
+    """A staged allocator: tensors of up to 8 elements in one storage, where a slot that was freed is handed out again."""
+
+    def __init__(self):
+        self._room, self._free = torch.zeros(4, 8), list(range(4))
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        slot = self._free.pop(0)
+        tensor = self._room[slot, : torch.Size(shape).numel()].view(shape).detach()
+        weakref.finalize(tensor, self._free.insert, 0, slot)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """y = x^2 at x = 1, 2, 3, and a newcomer between forward and backward that is filled with nines."""
+
+    keeps: str
+    came_back: bool  # the newcomer got the memory that forward had used
+    gradient: tuple[float, ...]
+    right: tuple[float, ...] = (2.0, 4.0, 6.0)
+
+
+KEEPS = {"the pointer": specimens.KeepsPointer, "the tensor": specimens.KeepsTensor}
+
+
+def reuse(keeps: str = "the pointer") -> Reuse:
+    """Free memory, and have it handed out again: by Slots on the CPU, by torch's own allocator on a GPU."""
+    known("keeps", keeps, KEEPS)
+    allocate = Slots() if runtime.DEVICE == "cpu" else lambda shape: torch.empty(shape, device="cuda")
+    x = _counting(1, 3, like=torch.empty(0, device=runtime.DEVICE)).requires_grad_()
+    y = KEEPS[keeps].apply(x, allocate)
+    address, newcomers = y.grad_fn.address, []
+    while len(newcomers) < (3 if runtime.DEVICE == "cpu" else 200):  # a GPU's allocator may have other free blocks
+        newcomers.append(allocate(x.shape).fill_(9))
+        if newcomers[-1].data_ptr() == address:
+            break
+    y.backward(torch.ones_like(y))
+    return Reuse(keeps, newcomers[-1].data_ptr() == address, tuple(x.grad.tolist()))
+
+
+# The ways to save memory: y = x^2, peak in sizes N of x, and what becomes of it
+
+
+@dataclass(frozen=True)
+class Way:
+    """How y is made of X [N]. `straight`: it is given X, a leaf; else X + 0, which is not one. `weighted`: the loss is
+    (y * w).sum(), so that dy is a tensor of its own; else y.sum(), whose dy is one number, expanded."""
+
+    apply: Callable[[Tensor, str], Tensor]
+    straight: bool = False
+    weighted: bool = False
+    around: Callable = contextlib.nullcontext  # a context over forward and backward
+
+
+def _offloaded(x: Tensor, backend: str) -> Tensor:
+    """Saved tensors wait in memory that is not counted: numpy's."""
+    pack = lambda saved: saved.detach().cpu().numpy().copy()  # noqa: E731
+    unpack = lambda packed: torch.from_numpy(packed).to(runtime.DEVICE, copy=True)  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return specimens.GradientInNewMemory.apply(x, backend)
+
+
+def _recomputed(x: Tensor, backend: str) -> Tensor:
+    return checkpoint(lambda x: specimens.GradientInNewMemory.apply(x + 0, backend), x, use_reentrant=False)
+
+
+WAYS = {
+    "new memory": Way(specimens.GradientInNewMemory.apply),
+    "new memory, X a leaf": Way(specimens.GradientInNewMemory.apply, straight=True),
+    "in place, X a leaf": Way(specimens.GradientInSaved.apply, straight=True),
+    "in place": Way(specimens.GradientInSaved.apply),
+    "in place, increment_version": Way(specimens.GradientInSavedAnnounced.apply),
+    "in place, custom_op": Way(specimens.GradientInSavedDeclared.apply),
+    "in place, one shot": Way(specimens.OneShot.apply),
+    "in place, allow_mutation": Way(
+        specimens.GradientInSaved.apply, around=torch.autograd.graph.allow_mutation_on_saved_tensors
+    ),
+    "torch in place, allow_mutation": Way(
+        lambda x, _: specimens.GradientInSaved.apply(x, "torch"), around=torch.autograd.graph.allow_mutation_on_saved_tensors
+    ),
+    "gradient in forward": Way(specimens.GradientInForward.apply),
+    "recomputed": Way(_recomputed, straight=True),
+    "offloaded": Way(_offloaded),
+    "an unused output": Way(lambda x, backend: specimens.SquareAndCube.apply(x, backend)[0]),
+    "an unused output, no zeros": Way(lambda x, backend: specimens.SquareAndCubeUnmaterialized.apply(x, backend)[0]),
+    "in steps": Way(specimens.InSteps.apply, weighted=True),
+}
+SITUATIONS = ("one backward", "a second backward", "a sibling", "a second derivative")
+_N = 4096  # elements
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One way in one situation. Memory is in N, the size of X; X and w are not counted, and y is kept to the end.
+
+    For a second derivative they are those of one backward.
+    """
+
+    way: str
+    situation: str
+    forward: int  # most at once in forward
+    kept: int  # between forward and backward
+    backward: int  # most at once in backward
+    verdict: str  # "right", "loud", "silent"
+    because: str  # in a few words
+
+    @property
+    def peak(self) -> int:
+        return max(self.forward, self.backward)
+
+
+def saving(way: str = "new memory", situation: str = "one backward", writer: str = "a kernel") -> Saving:
+    """Meter one way to save memory, and judge what becomes of the gradient.
+
+    Args:
+        way: a key of WAYS, or of newer_ways().
+        situation: one of SITUATIONS. The sibling is (x * x).sum(), made before y, so that backward comes to it last.
+        writer: whose kernel, a key of KERNELS.
+    """
+    ways = WAYS | newer_ways()
+    known("way", way, ways)
+    known("situation", situation, SITUATIONS)
+    return judge(way, ways[way], situation, _kernel(writer, KERNELS))
+
+
+def judge(name: str, way: Way, situation: str, backend: str) -> Saving:
+    """`saving` of any way, such as a learner's."""
+    if situation == "a second derivative":
+        sizes, judged = _metered(way, SITUATIONS[0], backend)[0], _second_derivative(way, backend)
+    else:
+        sizes, judged = _metered(way, situation, backend)
+    return Saving(name, situation, *sizes, *judged)
+
+
+NEWER = {  # ways that not every PyTorch has, or that need Triton, and what brings them
+    "in steps, cleared on access": "Function.clear_saved_tensors_on_access, PyTorch 2.12",
+    "in steps, cleared and boxed": "Function.boxed_grads_call, PyTorch 2.13",
+    "in place, triton_op": "Triton",
+}
+
+
+def newer_ways() -> dict[str, Way]:
+    """Those of NEWER that run here."""
+    ways = {}
+    if runtime.HAS_TRITON:
+        ways["in place, triton_op"] = Way(lambda x, _: specimens.GradientInSavedTriton.apply(x, "triton"))
+    if hasattr(torch.autograd.Function, "clear_saved_tensors_on_access"):
+        ways["in steps, cleared on access"] = Way(specimens.InStepsCleared.apply, weighted=True)
+    if hasattr(torch.autograd.Function, "boxed_grads_call"):
+        ways["in steps, cleared and boxed"] = Way(specimens.InStepsBoxed.apply, weighted=True)
+    return ways
+
+
+def _leaf() -> Tensor:
+    return _counting(1, 4, like=torch.empty(0, device=runtime.DEVICE)).repeat(_N // 4).requires_grad_()
+
+
+def _metered(way: Way, situation: str, backend: str) -> tuple[tuple[int, int, int], tuple[str, str]]:
+    """Most in forward, kept, most in backward; verdict and reason."""
+    X, w = _leaf(), _leaf().detach() + 1 if way.weighted else 1
+    first, right, raised = X.detach().clone(), 2 * X.detach() * w, None
+    if situation == "a second backward":
+        right = 2 * right
+    elif situation == "a sibling":
+        right = right + 2 * X.detach()
+    with probes.Peak(runtime.DEVICE) as peak, way.around():
+        x = X if way.straight else X + 0
+        loss = (x * x).sum() if situation == "a sibling" else 0
+        y = way.apply(x, backend)
+        del x
+        loss = loss + (y * w if way.weighted else y).sum()
+        forward, kept = peak.nbytes, peak.now()
+        peak.mark()
+        try:
+            loss.backward(retain_graph=situation == "a second backward")
+            if situation == "a second backward":
+                loss.backward()
+        except RuntimeError as refusal:
+            raised = refusal
+        backward = peak.nbytes
+    sizes = tuple(round(nbytes / X.nbytes) for nbytes in (forward, kept, backward))
+    if raised is not None:
+        return sizes, ("loud", _refusal(raised))
+    off = (X.grad != right).nonzero()
+    if len(off):
+        at = off[0].item()
+        return sizes, ("silent", f"a gradient is {X.grad[at].item():g} where {right[at].item():g} is right")
+    if not torch.equal(X.detach(), first):
+        return sizes, ("silent", f"the gradient is right, and X is overwritten: {X[0].item():g} where 1 was")
+    return sizes, ("right", "")
+
+
+def _refusal(raised: Exception) -> str:
+    said = str(raised)
+    if "modified by an inplace operation" in said:
+        return "raises: autograd's version check"
+    if "only be accessed once" in said:
+        return "raises: what was saved is gone"
+    if "OneShot" in said:
+        return "raises before it writes"
+    if "does not require grad" in said:
+        return "raises: the gradient has no graph"
+    return f"raises {type(raised).__name__}"
+
+
+def _second_derivative(way: Way, backend: str) -> tuple[str, str]:
+    """Of y alone and beside X^3, by grad and by backward: the worst of the four."""
+    found = []
+    for beside in (False, True):
+        for by_grad in (True, False):
+            X = _leaf()
+            w = X.detach() + 1 if way.weighted else torch.ones_like(X)
+            right = 2 * w + (6 * X.detach() if beside else 0)
+            try:
+                with way.around():
+                    loss = (way.apply(X if way.straight else X + 0, backend) * w).sum()
+                    (g,) = torch.autograd.grad(loss + (X**3).sum() if beside else loss, X, create_graph=True)
+                    if by_grad:
+                        (second,) = torch.autograd.grad(g.sum(), X)
+                    else:
+                        g.sum().backward()
+                        second = X.grad
+            except RuntimeError as refusal:
+                found.append(("loud", _refusal(refusal)))
+                continue
+            off = (second != right).nonzero()
+            if len(off):
+                at = off[0].item()
+                which = "beside X**3" if beside else "alone"
+                found.append(
+                    ("silent", f"{which}, a second derivative is {second[at].item():g} where {right[at].item():g} is right")
+                )
+            else:
+                found.append(("right", ""))
+    return next(entry for verdict in ("silent", "loud", "right") for entry in found if entry[0] == verdict)
 
 
 # What only a GPU can show: live on one, elsewhere as it was recorded on one

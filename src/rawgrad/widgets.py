@@ -170,3 +170,24 @@ def gradient_path(**given) -> Knobs:
         "repair": ("repair", list(scenarios.REPAIRS)),
     }
     return _knobs(lambda **knobs: figures.gradient_path(scenarios.gradient_path(**knobs)), names, given)
+
+
+def siblings(**given) -> Knobs:
+    """Who holds this gradient, live: order, what stands beside, repair; `given` as for version_timeline."""
+    names = {
+        "beside": ("P, beside f", [*scenarios.BESIDE, scenarios.RESIDUAL]),
+        "first": ("made first", list(scenarios.ORDERS)),
+        "repair": ("repair", list(scenarios.BACKWARDS)),
+        "writer": ("kernel", list(scenarios.KERNELS)),
+    }
+    return _knobs(lambda **knobs: figures.siblings(scenarios.siblings(**knobs)), names, given)
+
+
+def memory_meter(**given) -> Knobs:
+    """The memory meter, live: way and situation; `given` as for version_timeline."""
+    names = {
+        "way": ("way to save", list(scenarios.WAYS)),
+        "situation": ("situation", list(scenarios.SITUATIONS)),
+        "writer": ("kernel", list(scenarios.KERNELS)),
+    }
+    return _knobs(lambda **knobs: figures.memory_meter(scenarios.saving(**knobs)), names, given)
