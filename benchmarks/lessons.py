@@ -43,6 +43,8 @@ def redraws() -> None:
         ("gradient_path", "before the Function", "who writes"),
         ("memory_strip", "what follows y", "kernel"),
         ("rotary_strip", "what follows y", "kernel"),
+        ("siblings", "P, beside f", "kernel"),
+        ("memory_meter", "way to save", "kernel"),
     ):
         widget, seconds = getattr(widgets, name)(), []
         if "backwards" in widget.controls:
