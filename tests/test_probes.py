@@ -132,6 +132,19 @@ def test_peak_counts_by_hand(device):
         assert peak.now() == 0
 
 
+def test_garbage_from_before_is_not_counted_as_freed(device):
+    cycle = [torch.ones(4096, device=device)]
+    cycle.append(cycle)
+    del cycle
+    with probes.Peak(device) as peak:
+        held = [torch.ones(4096, device=device) for _ in range(2)]
+        assert [[] for _ in range(5000)], "enough for a collection"
+        assert peak.now() == 2 * held[0].nbytes
+    import gc
+
+    assert gc.isenabled()
+
+
 def test_peak_follows_a_backward_and_what_it_frees(device):
     n, x = 4 * 4096, torch.ones(4096, device=device, requires_grad=True)
     with probes.Peak(device) as peak:
@@ -184,7 +197,7 @@ def test_shared_memory_is_silent_where_all_is_well(device):
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1, 2])).sum().backward()
     assert shared_memory(embedding) == []
-    empty = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(0)) for _ in range(2)])
+    empty = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(0, device=device)) for _ in range(2)])
     for parameter in empty:
         parameter.grad = module.position.detach()[:0, 0]
     assert shared_memory(empty) == []

@@ -1,5 +1,6 @@
 """What a tensor is at one moment: version, layout, storage, bytes. Looking changes nothing."""
 
+import gc
 import hashlib
 from dataclasses import dataclass, field
 
@@ -102,7 +103,8 @@ class Peak:
     """A context that meters memory above what was there when it began: `nbytes` is the most at once since the last `mark()`.
 
     On a GPU the allocator's own peak. On the CPU every storage that PyTorch's operators make is followed until it is freed,
-    and what there is after each operator is summed: temporaries inside an operator are not seen.
+    and what there is after each operator is summed: temporaries inside an operator are not seen. Python's garbage collection
+    waits until the end, so that what was garbage before is not counted as freed.
 
     Args:
         device: "cpu" or "cuda".
@@ -112,6 +114,8 @@ class Peak:
         self._mode = None if device == "cuda" else _Alive()
 
     def __enter__(self) -> "Peak":
+        self._collects = gc.isenabled()
+        gc.disable()
         if self._mode:
             self._mode.__enter__()
         else:
@@ -123,6 +127,8 @@ class Peak:
     def __exit__(self, *raised) -> None:
         if self._mode:
             self._mode.__exit__(*raised)
+        if self._collects:
+            gc.enable()
 
     def mark(self) -> None:
         """Begin a new peak, at what there is now."""
