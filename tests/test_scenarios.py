@@ -734,6 +734,8 @@ def test_one_shot_refuses_what_it_would_ruin(device):
     for x in (X, (X + 0).view(2, 2)):
         with pytest.raises(ValueError, match="neither a leaf nor a view"):
             specimens.OneShot.apply(x, None)
+    with torch.no_grad():
+        assert specimens.OneShot.apply(X + 0, None).tolist() == [1] * 4, "without a backward nothing is written"
     x = X + 0
     y = specimens.OneShot.apply(x, None)
     before = probes.look(x)
@@ -747,6 +749,19 @@ def test_one_shot_refuses_what_it_would_ruin(device):
     with pytest.raises(RuntimeError, match="one backward is all there is"):
         y.sum().backward()
     assert probes.look(x).digest == written.digest
+
+
+def test_one_shot_is_loud_where_an_operator_before_it_saved_its_output(device):
+    X = torch.zeros(4, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        specimens.OneShot.apply(X.exp(), None).sum().backward()
+    h = X + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (specimens.OneShot.apply(h, None) + specimens.OneShot.apply(h, None)).sum().backward()
+    h = X + 1
+    X.grad = None
+    (specimens.OneShot.apply(h, None) + h).sum().backward()
+    assert X.grad.tolist() == [3] * 4
 
 
 class _CubeOnce(torch.autograd.Function):

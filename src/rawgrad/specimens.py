@@ -581,7 +581,7 @@ class OneShot(GradientInSaved):
     @staticmethod
     def setup_context(ctx, inputs, output):
         x, ctx.writer = inputs
-        if x.is_leaf or x._is_view():
+        if x.requires_grad and (x.is_leaf or x._is_view()):
             raise ValueError(
                 "OneShot writes its gradient over x: give it an x that is neither a leaf nor a view, such as x + 0"
             )
