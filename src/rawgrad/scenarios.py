@@ -786,7 +786,9 @@ def saving(way: str = "new memory", situation: str = "one backward", writer: str
 
 
 def judge(name: str, way: Way, situation: str, backend: str) -> Saving:
-    """`saving` of any way, such as a learner's."""
+    """`saving` of any way, such as a learner's: the second of two runs, since the first call of an operator may set things up
+    that hold its tensors for a while."""
+    _metered(way, SITUATIONS[0], backend)
     if situation == "a second derivative":
         sizes, judged = _metered(way, SITUATIONS[0], backend)[0], _second_derivative(way, backend)
     else:
