@@ -764,6 +764,40 @@ def test_one_shot_is_loud_where_an_operator_before_it_saved_its_output(device):
     assert X.grad.tolist() == [3] * 4
 
 
+KEPT = {  # how backward keeps x = 3, which is then multiplied by 10: the gradient, where 6 is right; None: it raises
+    "save_for_backward(x)": (lambda ctx, x: ctx.save_for_backward(x), None),
+    "save_for_backward(x.detach())": (lambda ctx, x: ctx.save_for_backward(x.detach()), None),
+    "save_for_backward(x.data)": (lambda ctx, x: ctx.save_for_backward(x.data), 60),
+    "ctx.x = x": (lambda ctx, x: setattr(ctx, "x", x), 60),
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_f16_what_is_not_saved_is_not_checked(how, device):
+    keep, gradient = KEPT[how]
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            keep(ctx, x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            return 2 * dy * (ctx.x if hasattr(ctx, "x") else ctx.saved_tensors[0])
+
+    X = torch.tensor(3.0, device=device, requires_grad=True)
+    x = X + 0
+    y = Keeps.apply(x)
+    x.detach().mul_(10)
+    if gradient is None:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+    else:
+        y.backward()
+        assert X.grad.item() == gradient
+
+
 class _CubeOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

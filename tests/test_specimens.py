@@ -213,3 +213,18 @@ def test_the_cure_of_doubling_can_be_differentiated_again(writer, device):
     function = lambda x: specimens.DoublesInNewMemory.apply(x, writer) ** 2  # noqa: E731
     assert torch.autograd.gradcheck(function, x)
     assert torch.autograd.gradgradcheck(function, x, gen_non_contig_grad_outputs=True)
+
+
+@pytest.mark.parametrize("writer", ["triton", "cuda"])
+@pytest.mark.parametrize(("function", "wrong"), [(specimens.RotaryIntoUpstream, True), (specimens.RotaryCured, False)])
+def test_f12_rotary_that_writes_into_dy_is_wrong_in_a_residual_only(function, wrong, writer, device):
+    tables, positions = scenarios.quarter_turns(DIM), torch.tensor([1, 2, 3], device=device)
+    dy = torch.arange(1.0, 25.0, device=device).view(1, SEQ, HEADS, DIM)
+    back = rotary_reference(dy, tables[0], -tables[1], positions)
+    for residual in (False, True):
+        x = torch.zeros(1, SEQ, HEADS, DIM, device=device, requires_grad=True)
+        h = 1 * x
+        y = function.apply(h, *tables, positions, DIM, 0, writer)
+        (h + y if residual else y).backward(dy.clone())
+        right = back + dy if residual else back
+        assert torch.equal(x.grad, right) != (wrong and residual)
