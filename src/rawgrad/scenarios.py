@@ -797,8 +797,8 @@ def judge(name: str, way: Way, situation: str, backend: str) -> Saving:
 
 
 NEWER = {  # ways that not every PyTorch has, or that need Triton, and what brings them
-    "in steps, cleared on access": "Function.clear_saved_tensors_on_access, PyTorch 2.12",
-    "in steps, cleared and boxed": "Function.boxed_grads_call, PyTorch 2.13",
+    "in steps, cleared on access": "Function.clear_saved_tensors_on_access, which PyTorch 2.11 has",
+    "in steps, cleared and boxed": "Function.boxed_grads_call, which PyTorch 2.13 has and 2.11 has not",
     "in place, triton_op": "Triton",
 }
 
