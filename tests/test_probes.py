@@ -197,6 +197,9 @@ def test_shared_memory_is_silent_where_all_is_well(device):
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1, 2])).sum().backward()
     assert shared_memory(embedding) == []
+    nowhere = torch.nn.Linear(2, 2, device="meta")
+    nowhere.weight.grad, nowhere.bias.grad = torch.empty(2, 2, device="meta"), torch.empty(2, device="meta")
+    assert shared_memory(nowhere) == []
     empty = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(0, device=device)) for _ in range(2)])
     for parameter in empty:
         parameter.grad = module.position.detach()[:0, 0]

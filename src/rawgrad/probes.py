@@ -175,7 +175,7 @@ def shared_memory(module: torch.nn.Module) -> list[tuple[str, str]]:
     """After a backward: which gradients share memory with one another, or with a parameter, by address range.
 
     Args:
-        module: any; parameters without a gradient, and sparse gradients, are passed over.
+        module: any; parameters without a gradient, sparse gradients, and tensors without memory are passed over.
 
     Returns:
         Pairs of names, such as ("position.grad", "kind.grad") or ("weight", "weight.grad"); empty where all is well. What is
@@ -185,7 +185,11 @@ def shared_memory(module: torch.nn.Module) -> list[tuple[str, str]]:
     """
     parameters = list(module.named_parameters())
     named = parameters + [(f"{name}.grad", p.grad) for name, p in parameters if p.grad is not None]
-    ranges = [(*address_range(t), str(t.device), place) for place, (_, t) in enumerate(named) if t.layout == torch.strided]
+    ranges = [
+        (*address_range(t), str(t.device), place)
+        for place, (_, t) in enumerate(named)
+        if t.layout == torch.strided and t.device.type != "meta"
+    ]
     pairs, open_ranges = [], []
     for start, end, device, place in sorted(ranges):
         open_ranges = [other for other in open_ranges if other[1] > start]
