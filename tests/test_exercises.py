@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rawgrad
-from rawgrad import cuda, exercises, runtime, specimens
+from rawgrad import cuda, exercises, runtime, scenarios, specimens
 from rawgrad.exercises import check, outcome, predict
 from rawgrad.ops.rotary import rotary_into
 from rawgrad.ops.square import square_backward
@@ -333,7 +333,7 @@ def test_right_answers_pass_and_are_told_what_they_keep(answer, extra):
         (function(forward_of_five, new_memory), "straight, forward is not x\\^2: element \\[0, 0\\] is 5 where 1 is right"),
         (function(saves_x, wrong_behind_sum), "behind sum\\(\\), .*, element \\[0, 0\\] is 99 where 2 is right"),
         (function(saves_x, lambda ctx, dy: new_memory(ctx, dy) + 1), "in X.grad, element"),
-        (42, "your code raised AttributeError"),
+        (42, "give check the Function itself"),
     ],
     ids=[
         "as_given",
@@ -572,11 +572,11 @@ def test_turn_back(name):
     assert evidence is None or verdict.evidence.startswith(evidence), verdict.evidence
 
 
-def doubles(backward):
+def doubles(backward, forward=lambda x: 2 * x):
     class Doubles(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            return 2 * x
+            return forward(x)
 
     Doubles.backward = staticmethod(backward)
     return Doubles
@@ -591,25 +591,48 @@ def scaled(prepare, factor=2, hand_out=lambda dx, dy: dx):
     return doubles(backward)
 
 
+def keeps_what_it_hands_out(ctx, dy, kept={}):  # noqa: B006
+    dx = kept.setdefault(dy.shape, torch.empty(dy.shape, device=dy.device))
+    dx.copy_(2 * dy)
+    return dx[:]
+
+
+def flat(ctx, dy):
+    return 2 * dy.as_strided(dy.shape, torch.empty(dy.shape).stride())
+
+
+DOUBLED = "beside 5 * c, with f(a) made first, all is right, but dy was changed: the caller's 1 2 3 is 2 4 6"
 BESIDE = {
-    "new_memory": (scaled(torch.empty_like), "dy is untouched"),
-    "torch": (doubles(lambda ctx, dy: 2 * dy), "dy is untouched"),
-    "own_clone": (scaled(torch.clone), "it copies dy first, which new memory would not need"),
-    "as_given": (scaled(lambda dy: dy), "beside 5 * c, with f(a) made first, all is right, but dy was changed"),
-    "clone_handed_out": (
-        scaled(lambda dy: dy, hand_out=lambda dx, dy: dx.clone()),
-        "beside 5 * c, with f(a) made first, all is right",
-    ),
+    "new_memory": (scaled(lambda dy: torch.empty(dy.shape, device=dy.device)), None),
+    "like_dy": (scaled(torch.empty_like), None),
+    "torch": (doubles(lambda ctx, dy: 2 * dy), None),
+    "own_clone": (doubles(lambda ctx, dy: dy.clone().mul_(2) if dy.is_contiguous() else 2 * dy), None),
+    "as_given": (scaled(lambda dy: dy), DOUBLED),
+    "clone_handed_out": (scaled(lambda dy: dy, hand_out=lambda dx, dy: dx.clone()), DOUBLED),
     "announced": (
         scaled(lambda dy: dy, hand_out=lambda dx, dy: (torch.autograd.graph.increment_version(dy), dx)[1]),
-        "beside 5 * c, with f(a) made first, all is right, but dy was changed",
+        DOUBLED,
     ),
-    "undone_too_late": (
+    "hands_out_dy": (
         scaled(torch.empty_like, hand_out=lambda dx, dy: dy),
-        "beside 5 * c, with f(a) made first, a.grad is 1 2 3 where",
+        "alone, with a contiguous dy, element [0, 0] is 1 where 2 is right",
     ),
-    "wrong_factor": (scaled(torch.empty_like, 3), "beside 5 * c, with f(a) made first, a.grad is 3 6 9 where 2 4 6 is right"),
-    "nothing": (doubles(lambda ctx, dy: None), "your code raised"),
+    "wrong_factor": (scaled(torch.empty_like, 3), "alone, with a contiguous dy, element [0, 0] is 3 where 2 is right"),
+    "wrong_dtype": (
+        doubles(lambda ctx, dy: dy.new_ones(2)),
+        "your code raised RuntimeError: Function DoublesBackward returned",
+    ),
+    "nothing": (doubles(lambda ctx, dy: None), "alone, with a contiguous dy, there is no gradient"),
+    "workspace": (doubles(keeps_what_it_hands_out), "two backwards hand out the same memory"),
+    "flat": (doubles(flat), "alone, with a transposed dy, element [0, 1] is 4 where 6 is right"),
+    "flat_where_expanded": (
+        doubles(lambda ctx, dy: dy if dy.stride() == (0, 0) else 2 * dy),
+        "alone, with an expanded dy, element [0, 0] is 2 where 4 is right",
+    ),
+    "forward_of_three": (doubles(lambda ctx, dy: 2 * dy, lambda x: 3 * x), "forward is not 2 x: element [0, 0] is 3"),
+    "forward_in_place": (doubles(lambda ctx, dy: 2 * dy, lambda x: x.mul_(2)), "forward changes x, which is the caller's"),
+    "its_backward": (flat, "give check the Function itself, which is a class, and not its backward"),
+    "its_apply": (scaled(torch.empty_like).apply, "give check the Function itself"),
 }
 
 
@@ -617,8 +640,29 @@ BESIDE = {
 def test_beside(name):
     answer, evidence = BESIDE[name]
     verdict = check("03.1 beside", answer)
-    assert verdict.passed == (name in ("new_memory", "torch", "own_clone"))
-    assert evidence in verdict.evidence
+    assert verdict.passed == (evidence is None), verdict.evidence
+    assert verdict.evidence.startswith(evidence or "right beside every sibling and in a residual"), verdict.evidence
+
+
+def test_beside_looks_at_every_sibling_in_both_orders(monkeypatch):
+    """A write that spares all but one is found there."""
+    answer = scaled(lambda dy: dy)
+    branched = scenarios.branched
+
+    def healthy_but_at(case):
+        def run(name, first, f, repair=""):
+            good = lambda x, _: specimens.DoublesInNewMemory.apply(x, None)  # noqa: E731
+            return branched(name, first, f if (name, first) == case else good, repair)
+
+        return run
+
+    cases = [(name, first) for name in (*scenarios.BESIDE, scenarios.RESIDUAL) for first in scenarios.ORDERS]
+    for case in cases:
+        monkeypatch.setattr(scenarios, "branched", healthy_but_at(case))
+        verdict = check("03.1 beside", answer)
+        where = "in a residual" if case[0] == scenarios.RESIDUAL else f"beside {case[0]}, with {case[1]} made first"
+        assert not verdict.passed
+        assert verdict.evidence.startswith(where), verdict.evidence
 
 
 def one_shot(flag=True, announced=True, graph=True, write=True):
@@ -638,7 +682,67 @@ def one_shot(flag=True, announced=True, graph=True, write=True):
     return backward
 
 
+def ignores_dy_one_shot(ctx, dy):
+    if torch.is_grad_enabled():
+        raise RuntimeError("no second derivative")
+    (x,) = ctx.saved_tensors
+    x.mul_(2)
+    return x
+
+
+def keeps_its_flag_elsewhere(ctx, dy, used=[]):  # noqa: B006
+    if used:
+        raise RuntimeError("used")
+    used.append(True)
+    return one_shot()(ctx, dy)
+
+
+def writes_and_then_refuses(ctx, dy):
+    dx = one_shot(graph=False)(ctx, dy)
+    if torch.is_grad_enabled():
+        raise RuntimeError("no second derivative")
+    return dx
+
+
+def writes_and_then_looks_at_its_flag(ctx, dy, kept={}):  # noqa: B006
+    x = kept.setdefault(ctx, ctx.saved_tensors[0] if not ctx.used else None)
+    if torch.is_grad_enabled():
+        raise RuntimeError("no second derivative")
+    square_backward(x, dy, x)
+    torch.autograd.graph.increment_version(x)
+    if ctx.used:
+        kept.clear()
+        raise RuntimeError("used")
+    ctx.used = True
+    return x
+
+
+def writes_into_dy(ctx, dy):
+    dx = one_shot()(ctx, dy)
+    dy.zero_()
+    return dx
+
+
+def forgets_to_return(ctx, dy):
+    one_shot()(ctx, dy)
+
+
+def asserts_not_used(ctx, dy):
+    assert not ctx.used
+    return one_shot()(ctx, dy)
+
+
 ONE_SHOT = {
+    "asserts": (asserts_not_used, "one backward is right at a peak of 2 N, and nothing else is silent: a second backward loud"),
+    "ignores_dy": (ignores_dy_one_shot, "one backward, with a dy that counts: element [0, 1] is 4 where 8 is right"),
+    "global_flag": (keeps_its_flag_elsewhere, "one backward: raises RuntimeError, where it should be right"),
+    "writes_first": (writes_and_then_refuses, "a second derivative is refused after the gradient was written over x"),
+    "flag_last": (
+        writes_and_then_looks_at_its_flag,
+        "a second backward is refused after the gradient was written over x again",
+    ),
+    "dy_too": (writes_into_dy, "one backward, with a dy that counts: dy was changed, which is the caller's"),
+    "no_return": (forgets_to_return, "one backward: silent and wrong, a gradient is missing"),
     "right": (one_shot(), "one backward is right at a peak of 2 N, and nothing else is silent"),
     "announced_is_flag_enough": (one_shot(flag=False), "one backward is right at a peak of 2 N"),
     "as_given": (over_saved, "a second backward: silent and wrong, a gradient is 6 where 4 is right"),
@@ -649,7 +753,7 @@ ONE_SHOT = {
     ),
     "once_differentiable": (
         torch.autograd.function.once_differentiable(one_shot(graph=False)),
-        "a second derivative: silent and wrong",
+        "a second derivative: silent and wrong, alone, a second derivative is 1 where 2 is right; once_differentiable runs",
     ),
     "not_in_place": (one_shot(write=False), "right or loud everywhere, and the peak is 3 N: in place it is 2 N"),
     "always": (
@@ -664,8 +768,8 @@ ONE_SHOT = {
 def test_one_shot(name):
     answer, evidence = ONE_SHOT[name]
     verdict = check("04.1 one shot", answer)
-    assert verdict.passed == (name in ("right", "announced_is_flag_enough"))
-    assert evidence in verdict.evidence, verdict.evidence
+    assert verdict.passed == (name in ("right", "announced_is_flag_enough", "asserts"))
+    assert verdict.evidence.startswith(evidence), verdict.evidence
 
 
 def test_a_stub_that_waits_is_not_an_error():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rawgrad import look, probes, shared_memory
+from rawgrad import look, probes, runtime, shared_memory
 from rawgrad.probes import overlap, written_unseen
 
 
@@ -165,6 +165,28 @@ def test_peak_does_not_count_what_was_there_or_an_alias_of_it(device):
     assert alias[0].item() == 2
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.skipif(runtime.DEVICE != "cpu", reason="there the allocator's own peak")
+def test_peak_follows_what_grows_and_passes_over_what_is_not_strided(device):
+    n, out, before = 4 * 4096, torch.empty(0), torch.ones(8)
+    with probes.Peak(device) as peak:
+        torch.add(torch.ones(4096), 1, out=out)
+        assert (peak.now(), peak.nbytes) == (n, 2 * n), "out grew, and ones is gone"
+        fresh = torch.empty(4096)
+        fresh.resize_(8192)
+        assert peak.now() == 3 * n
+        fresh.resize_(1024)
+        assert peak.now() == 3 * n, "a storage does not shrink"
+        before.resize_(16)
+        assert peak.now() == 3 * n + 32, "what was there before counts where it grows"
+        del out, fresh
+        torch.ones(3, 3).to_sparse().coalesce()
+        torch.ones(3, 3).to_sparse_csr()
+        torch.ones(3, 3).to_mkldnn()
+        torch.empty(1 << 20, device="meta").add(1)
+    assert peak.nbytes == 3 * n + 32
+
+
 class _Two(torch.nn.Module):
     def __init__(self, device):
         super().__init__()
@@ -206,9 +228,62 @@ def test_shared_memory_is_silent_where_all_is_well(device):
     assert shared_memory(empty) == []
 
 
-def test_shared_memory_finds_all_of_many_that_are_nested(device):
-    module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(4, device=device)) for _ in range(4)])
+@pytest.mark.parametrize(
+    ("ranges", "pairs"),
+    [
+        ([(0, 4), (1, 5), (4, 8), (12, 16)], [(0, 1), (1, 2)]),
+        ([(0, 16), (1, 2), (3, 4), (5, 6)], [(0, 1), (0, 2), (0, 3)]),  # the first stays open past those that end in it
+        ([(12, 16), (4, 8), (7, 13)], [(0, 2), (1, 2)]),  # addresses out of order
+        ([(0, 4), (4, 4), (4, 8)], []),  # an empty one in between
+        ([(0, 4), (2, 2)], []),  # an empty one inside
+    ],
+)
+def test_shared_memory_finds_all_of_many(ranges, pairs, device):
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(end - start, device=device)) for start, end in ranges])
     room = torch.zeros(16, device=device)
-    for parameter, start in zip(module, (0, 1, 4, 12), strict=True):
-        parameter.grad = room[start : start + 4]
-    assert shared_memory(module) == [("0.grad", "1.grad"), ("1.grad", "2.grad")]
+    for parameter, (start, end) in zip(module, ranges, strict=True):
+        parameter.grad = room[start:end]
+    assert shared_memory(module) == [(f"{a}.grad", f"{b}.grad") for a, b in pairs]
+
+
+def test_shared_memory_asks_about_gradients_only(device):
+    module = _Two(device)
+    module.kind.data = module.position.data  # parameters that share are tied by intent
+    assert shared_memory(module) == []
+    module.position.grad, module.kind.grad = (torch.zeros(2, 3, device=device) for _ in range(2))
+    assert shared_memory(module) == []
+
+
+def test_shared_memory_names_a_gradient_that_lies_in_a_buffer(device):
+    module = _Two(device)
+    module.register_buffer("workspace", torch.zeros(2, 3, device=device))
+    module.kind.grad = module.workspace[:]
+    assert shared_memory(module) == [("workspace", "kind.grad")]
+
+
+def test_shared_memory_looks_at_the_values_of_sparse_gradients(device):
+    module = torch.nn.ModuleList([torch.nn.Embedding(4, 2, sparse=True, device=device) for _ in range(2)])
+    for embedding in module:
+        embedding(torch.tensor([1, 2], device=device)).sum().backward()
+    assert shared_memory(module) == []
+    values = torch.zeros(2, 2, device=device)
+    for embedding in module:
+        embedding.weight.grad = torch.sparse_coo_tensor(
+            torch.tensor([[1, 2]], device=device), values, (4, 2), check_invariants=False
+        )
+    assert shared_memory(module) == [("0.weight.grad", "1.weight.grad")]
+
+
+def test_equal_addresses_on_two_devices_are_two_memories(device, monkeypatch):
+    module = _Two(device)
+    module.position.grad = module.kind.grad = torch.zeros(2, 3, device=device)
+    assert shared_memory(module) == [("position.grad", "kind.grad")]
+    ranges = iter([(0, 24), (100, 124), (200, 224), (200, 224)])
+    monkeypatch.setattr(probes, "address_range", lambda tensor: next(ranges))
+
+    class Elsewhere(torch.Tensor):
+        device = "cuda:7"
+
+    module.position.grad = None
+    module.position.grad = torch.zeros(2, 3, device=device).as_subclass(Elsewhere)
+    assert shared_memory(module) == []

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from rawgrad import probes, runtime, scenarios, specimens
 from rawgrad.scenarios import gradient_path, memory_strip, version_timeline
@@ -632,6 +633,13 @@ def test_f11_a_write_into_dy_reaches_the_sibling(beside, repair, writer):
 
 
 @pytest.mark.parametrize("writer", KERNELS)
+@pytest.mark.parametrize("beside", scenarios.BESIDE)
+def test_f11_names_the_leaves_whose_gradient_lies_in_dy(beside, writer):
+    found = {first: scenarios.siblings(beside, first, "none", writer).in_dy for first in scenarios.ORDERS}
+    assert found == dict.fromkeys(scenarios.ORDERS, ("c",) if beside == "c.view(3)" else ())
+
+
+@pytest.mark.parametrize("writer", KERNELS)
 @pytest.mark.parametrize("first", scenarios.ORDERS)
 def test_f11_a_residual_has_no_lucky_order(first, writer):
     record = scenarios.siblings(scenarios.RESIDUAL, first, "none", writer)
@@ -669,6 +677,34 @@ def test_a_pointer_does_not_keep_memory_and_a_saved_tensor_does(keeps):
     assert run.came_back == (keeps == "the pointer")
     assert run.gradient == ((9, 9, 9) if keeps == "the pointer" else (2, 4, 6))
     assert run.right == (2, 4, 6)
+
+
+LAID_OUT = {"transposed": lambda dy: dy.t().contiguous().t(), "expanded": lambda dy: dy[:1, :1].expand(2, 3)}
+
+
+@pytest.mark.parametrize("layout", LAID_OUT)
+def test_the_kernel_that_keeps_a_tensor_reads_any_dy(layout, device):
+    x = torch.arange(1.0, 7.0, device=device).view(2, 3).requires_grad_()
+    y = specimens.KeepsTensor.apply(x, lambda shape: torch.empty(shape, device=device))
+    dy = LAID_OUT[layout](torch.arange(1.0, 7.0, device=device).view(2, 3))
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], 2 * x.detach() * dy)
+
+
+def test_memory_of_another_dtype_is_refused(device):
+    x = torch.ones(3, dtype=torch.float64, device=device, requires_grad=True)
+    with pytest.raises(ValueError, match="allocate makes torch.float32, and x is torch.float64"):
+        specimens.KeepsTensor.apply(x, lambda shape: torch.empty(shape, device=device))
+
+
+def test_slots_have_room_for_four_of_eight():
+    slots = scenarios.Slots()
+    with pytest.raises(ValueError, match=r"four tensors of up to 8 elements, got \(9,\) with 4 free"):
+        slots((9,))
+    held = [slots((8,)) for _ in range(4)]
+    with pytest.raises(ValueError, match=r"got \(1,\) with 0 free"):
+        slots((1,))
+    del held[0]
+    assert slots((1,)).numel() == 1
 
 
 def test_slots_hand_out_freed_memory_and_no_other():
@@ -723,6 +759,25 @@ def test_each_way_costs_and_does_what_the_table_says(way, writer):
     assert all(bool(one.because) == (one.verdict != R) for one in judged)
 
 
+@pytest.mark.parametrize("ask", range(4))
+def test_a_second_derivative_is_asked_for_in_four_ways(ask):
+    asked = []
+
+    def silent_at_one(x, backend):
+        asked.append(None)
+        function = specimens.GradientInSavedAnnounced if len(asked) == ask + 1 else specimens.GradientInNewMemory
+        return function.apply(x, backend)
+
+    verdict, _ = scenarios._second_derivative(scenarios.Way(silent_at_one), runtime.backends()[0])
+    assert (verdict, len(asked)) == ("silent", 4)
+
+
+def test_a_way_whose_value_is_wrong_is_silent():
+    way = scenarios.Way(lambda x, backend: specimens.GradientInNewMemory.apply(x, backend) + 1)
+    judged = scenarios.judge("one more", way, "one backward", runtime.backends()[0])
+    assert (judged.verdict, judged.because) == ("silent", "y is 2 where 1 is right")
+
+
 def test_in_place_saves_nothing_on_a_leaf_and_one_n_elsewhere():
     peaks = {way: scenarios.saving(way).peak for way in WAYS if way in scenarios.WAYS}
     assert peaks["new memory, X a leaf"] - peaks["in place, X a leaf"] == 0
@@ -731,7 +786,8 @@ def test_in_place_saves_nothing_on_a_leaf_and_one_n_elsewhere():
 
 def test_one_shot_refuses_what_it_would_ruin(device):
     X = torch.ones(4, device=device, requires_grad=True)
-    for x in (X, (X + 0).view(2, 2)):
+    (a_chunk, _), detached = torch.unsafe_chunk(X + 0, 2), _Detaches.apply(X + 0)[:2]
+    for x in (X, (X + 0).view(2, 2), a_chunk, detached):
         with pytest.raises(ValueError, match="neither a leaf nor a view"):
             specimens.OneShot.apply(x, None)
     with torch.no_grad():
@@ -749,6 +805,38 @@ def test_one_shot_refuses_what_it_would_ruin(device):
     with pytest.raises(RuntimeError, match="one backward is all there is"):
         y.sum().backward()
     assert probes.look(x).digest == written.digest
+
+
+class _Detaches(torch.autograd.Function):
+    """Hands out an alias that is no view."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+HOOKED = {
+    "identity": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+    "save_on_cpu": torch.autograd.graph.save_on_cpu,
+    "allow_mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
+}
+
+
+@pytest.mark.parametrize("hooked", HOOKED)
+def test_one_shot_refuses_saved_tensor_hooks_which_hide_the_sibling(hooked, device):
+    X = torch.ones(4, device=device, requires_grad=True)
+    with HOOKED[hooked](), pytest.raises(RuntimeError, match="OneShot relies on autograd's version check"):
+        specimens.OneShot.apply(X + 0, None)
+
+
+def test_one_shot_refuses_checkpoint(device):
+    X = torch.ones(4, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="OneShot relies on autograd's version check"):
+        checkpoint(lambda x: specimens.OneShot.apply(x + 0, None), X, use_reentrant=False)
 
 
 def test_one_shot_is_loud_where_an_operator_before_it_saved_its_output(device):

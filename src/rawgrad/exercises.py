@@ -4,6 +4,7 @@ A prediction is kept by its name, for as long as Python runs and in the learner'
 again, a restart and the next day find it. A verdict rests on a run of the learner's code.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -254,8 +255,14 @@ def _loud(backward: Callable) -> str:
     return f"the first gradient is right, and the second backward raises ({' and '.join(raised)})"
 
 
+def _be_a_function(answer) -> None:
+    if not (isinstance(answer, type) and issubclass(answer, torch.autograd.Function)):
+        raise _NotYet("give check the Function itself, which is a class, and not its backward or a call of it")
+
+
 def _right(function: type[torch.autograd.Function]) -> str:
     """Any number of backwards are right, X and dy stay as they are; what is kept beside x is told."""
+    _be_a_function(function)
     for way, before in BEFORE.items():
         X = _leaf()
         X_before, squares = probes.look(X), before(X.detach() ** 2)
@@ -403,7 +410,12 @@ def _turn_back(answer: Callable) -> str:
 
 
 def _beside(function: type[torch.autograd.Function]) -> str:
-    """y = 2 x; right beside a sibling made first or last, through a view and in a residual, with dy untouched."""
+    """y = 2 x; right beside a sibling made first or last, through a view and in a residual, in any layout, with dy untouched,
+    and in memory of its own."""
+    _be_a_function(function)
+    numbers = torch.arange(1.0, 7.0, device=runtime.DEVICE)
+    alone = "alone, with a contiguous dy"
+    _doubled(function, alone, numbers.view(2, 3))
     for name in (*scenarios.BESIDE, scenarios.RESIDUAL):
         for first in scenarios.ORDERS:
             record = scenarios.branched(name, first, lambda x, _: function.apply(x))
@@ -413,15 +425,29 @@ def _beside(function: type[torch.autograd.Function]) -> str:
                 raise _NotYet(f"{where}, {record.wrong[0]}.grad is {_spaced(got)} where {_spaced(right)} is right")
             if record.w != (1, 2, 3):
                 raise _NotYet(f"{where}, all is right, but dy was changed: the caller's 1 2 3 is {_spaced(record.w)}")
-    dy = _counting_up(x := torch.ones(2, 3, device=runtime.DEVICE, requires_grad=True))
+    _doubled(function, "alone, with a transposed dy", numbers.view(3, 2).t())
+    _doubled(function, "alone, with an expanded dy", numbers[1].expand(2, 3))
+    first, second = _doubled(function, alone, numbers), _doubled(function, alone, 3 * numbers)
+    if probes.overlap(first, second):
+        raise _NotYet("two backwards hand out the same memory: the second changes the gradient that the first gave")
+    return (
+        "right beside every sibling and in a residual, for three layouts, dy is untouched, and each gradient has its own memory"
+    )
+
+
+def _doubled(function: type[torch.autograd.Function], where: str, dy: Tensor) -> Tensor:
+    """What `function`, y = 2 x, gives for dy."""
+    x, right = torch.ones(dy.shape, device=dy.device, requires_grad=True), 2 * dy
+    before = probes.look(x).digest
     y = function.apply(x)
-    with probes.Allocations(dy) as made:
-        (dx,) = torch.autograd.grad(y, x, dy)
-    wrong = _off(dx, 2 * dy)
+    wrong = _off(y.detach(), torch.full_like(y, 2))
+    if wrong or probes.look(x).digest != before:
+        raise _NotYet(f"forward is not 2 x: {wrong}" if wrong else "forward changes x, which is the caller's")
+    (dx,) = torch.autograd.grad(y, x, dy, allow_unused=True)
+    wrong = _off(dx, right)
     if wrong:
-        raise _NotYet(f"alone, {wrong}")
-    copies = "" if dy.numel() not in made.copies else "; it copies dy first, which new memory would not need"
-    return f"right beside every sibling and in a residual, and dy is untouched{copies}"
+        raise _NotYet(f"{where}, {wrong}")
+    return dx
 
 
 def _spaced(values: tuple[float, ...]) -> str:
@@ -441,17 +467,47 @@ def _one_shot(backward: Callable) -> str:
     InPlace.backward = staticmethod(backward)
     way, backend = scenarios.Way(lambda x, _: InPlace.apply(x)), runtime.backends()[0]
     found = {situation: scenarios.judge("yours", way, situation, backend) for situation in scenarios.SITUATIONS}
-    for situation, record in found.items():
-        if record.verdict == "silent":
-            raise _NotYet(f"{situation}: silent and wrong, {record.because}")
     once = found["one backward"]
     if once.verdict == "loud":
         raise _NotYet(f"one backward: {once.because}, where it should be right")
+    for situation, record in found.items():
+        if record.verdict == "silent":
+            wrapped = hasattr(backward, "__wrapped__") and situation == "a second derivative"
+            raise _NotYet(f"{situation}: silent and wrong, {record.because}{_ONCE if wrapped else ''}")
+    _refuses_before_it_writes(InPlace)
     if once.backward > 2:
         raise _NotYet(f"right or loud everywhere, and the peak is {once.backward} N: in place it is 2 N")
     return f"one backward is right at a peak of {once.backward} N, and nothing else is silent: " + ", ".join(
         f"{situation} {record.verdict}" for situation, record in found.items() if situation != "one backward"
     )
+
+
+_ONCE = "; once_differentiable runs backward without grad mode, and refuses only where dy requires grad"
+
+
+def _refuses_before_it_writes(function: type[torch.autograd.Function]) -> None:
+    """dy counts, and stays; where a second backward or a second derivative raises, x stays as well."""
+    X = _leaf()
+    x = X * 1
+    y = function.apply(x)
+    dy, before = _counting_up(y), probes.look(x).digest
+    untouched = _untouched(dy=dy)
+    with contextlib.suppress(Exception):
+        torch.autograd.grad(y, X, dy, create_graph=True)
+        before = probes.look(x).digest  # it has not refused, and what came of it was judged
+    if probes.look(x).digest != before:
+        raise _NotYet("a second derivative is refused after the gradient was written over x: refuse first")
+    y, right = function.apply(x), 2 * X.detach() * dy
+    y.backward(dy, retain_graph=True)
+    wrong = untouched() or _off(X.grad, right)
+    if wrong:
+        raise _NotYet(f"one backward, with a dy that counts: {wrong}")
+    before = probes.look(x).digest
+    with contextlib.suppress(Exception):
+        y.backward(dy)
+        before = probes.look(x).digest
+    if probes.look(x).digest != before:
+        raise _NotYet("a second backward is refused after the gradient was written over x again: refuse first")
 
 
 EXERCISES = {

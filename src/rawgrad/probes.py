@@ -102,9 +102,10 @@ class Allocations(TorchDispatchMode):
 class Peak:
     """A context that meters memory above what was there when it began: `nbytes` is the most at once since the last `mark()`.
 
-    On a GPU the allocator's own peak. On the CPU every storage that PyTorch's operators make is followed until it is freed,
-    and what there is after each operator is summed: temporaries inside an operator are not seen. Python's garbage collection
-    waits until the end, so that what was garbage before is not counted as freed.
+    On a GPU the allocator's own peak. On the CPU every storage that PyTorch's operators return is followed until it is freed,
+    and what there is after each operator is summed. Not seen there: temporaries inside an operator, what is not strided, and
+    memory from elsewhere, such as numpy's or torch.tensor(list)'s. Python's garbage collection waits until the end, so that
+    what was garbage before is not counted as freed.
 
     Args:
         device: "cpu" or "cuda".
@@ -146,8 +147,14 @@ class Peak:
         return self._mode.now() if self._mode else torch.cuda.memory_allocated() - self._before
 
 
+def _storages(tree) -> list[torch.UntypedStorage]:
+    """Of every strided tensor with memory in `tree`, and the storages in it themselves."""
+    tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.layout == torch.strided and not t.is_meta]
+    return [t.untyped_storage() for t in tensors] + [s for s in tree_leaves(tree) if isinstance(s, torch.UntypedStorage)]
+
+
 class _Alive(TorchDispatchMode):
-    """Follows the storages that operators make, by weak references."""
+    """Follows the storages that operators make, by weak references, and those that they make grow."""
 
     def __init__(self):
         super().__init__()
@@ -155,14 +162,13 @@ class _Alive(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}  # a weak reference keeps the key from coming back
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        leaves = tree_leaves((args, kwargs))
-        given = {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
-        given |= {s._cdata for s in leaves if isinstance(s, torch.UntypedStorage)}
+        given = {storage._cdata: storage.nbytes() for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor) and made.untyped_storage()._cdata not in given:
-                storage = made.untyped_storage()
-                self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        for key, storage in {storage._cdata: storage for storage in _storages((args, kwargs, result))}.items():
+            reference, nbytes = self._storages.get(key, (None, 0))
+            grown = storage.nbytes() - given.get(key, nbytes)
+            if grown:
+                self._storages[key] = (reference or StorageWeakRef(storage), nbytes + grown)
         self.most = max(self.most, self.now())
         return result
 
@@ -172,23 +178,29 @@ class _Alive(TorchDispatchMode):
 
 
 def shared_memory(module: torch.nn.Module) -> list[tuple[str, str]]:
-    """After a backward: which gradients share memory with one another, or with a parameter, by address range.
+    """After a backward: which gradients share memory with one another, or with a parameter or a buffer, by address range.
 
     Args:
-        module: any; parameters without a gradient, sparse gradients, and tensors without memory are passed over.
+        module: any; parameters without a gradient, and tensors without memory, are passed over. A sparse gradient counts
+            by its values.
 
     Returns:
-        Pairs of names, such as ("position.grad", "kind.grad") or ("weight", "weight.grad"); empty where all is well. What is
-        added to one of a pair is added to the other.
+        Pairs of names, such as ("position.grad", "kind.grad") or ("weight", "weight.grad"). What is added to one of a pair is
+        added to the other. Empty: nothing in the module shares its gradients' memory; a tensor outside may, such as a kernel's
+        workspace. Two gradients that interleave without a common element, such as columns of one tensor, count as sharing.
 
     Cost: compares addresses, and reads no memory.
     """
-    parameters = list(module.named_parameters())
-    named = parameters + [(f"{name}.grad", p.grad) for name, p in parameters if p.grad is not None]
+    parameters = [*module.named_parameters(), *module.named_buffers()]
+    named = parameters + [
+        (f"{name}.grad", p.grad._values() if p.grad.layout == torch.sparse_coo else p.grad)
+        for name, p in parameters
+        if p.grad is not None
+    ]
     ranges = [
         (*address_range(t), str(t.device), place)
         for place, (_, t) in enumerate(named)
-        if t.layout == torch.strided and t.device.type != "meta"
+        if t.layout == torch.strided and not t.is_meta
     ]
     pairs, open_ranges = [], []
     for start, end, device, place in sorted(ranges):

@@ -666,6 +666,8 @@ class Slots:
         self._room, self._free = torch.zeros(4, 8), list(range(4))
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
+        if torch.Size(shape).numel() > 8 or not self._free:
+            raise ValueError(f"Slots holds four tensors of up to 8 elements, got {tuple(shape)} with {len(self._free)} free")
         slot = self._free.pop(0)
         tensor = self._room[slot, : torch.Size(shape).numel()].view(shape).detach()
         weakref.finalize(tensor, self._free.insert, 0, slot)
@@ -787,7 +789,7 @@ def saving(way: str = "new memory", situation: str = "one backward", writer: str
 
 def judge(name: str, way: Way, situation: str, backend: str) -> Saving:
     """`saving` of any way, such as a learner's: the second of two runs, since the first call of an operator may set things up
-    that hold its tensors for a while."""
+    that hold its tensors for a while. Whether dy is written to is not looked at."""
     _metered(way, SITUATIONS[0], backend)
     if situation == "a second derivative":
         sizes, judged = _metered(way, SITUATIONS[0], backend)[0], _second_derivative(way, backend)
@@ -839,19 +841,26 @@ def _metered(way: Way, situation: str, backend: str) -> tuple[tuple[int, int, in
             loss.backward(retain_graph=situation == "a second backward")
             if situation == "a second backward":
                 loss.backward()
-        except RuntimeError as refusal:
+        except NotImplementedError:  # a learner's stub
+            raise
+        except Exception as refusal:  # any error is loud
             raised = refusal
         backward = peak.nbytes
     sizes = tuple(round(nbytes / X.nbytes) for nbytes in (forward, kept, backward))
     if raised is not None:
         return sizes, ("loud", _refusal(raised))
-    off = (X.grad != right).nonzero()
-    if len(off):
-        at = off[0].item()
-        return sizes, ("silent", f"a gradient is {X.grad[at].item():g} where {right[at].item():g} is right")
-    if not torch.equal(X.detach(), first):
-        return sizes, ("silent", f"the gradient is right, and X is overwritten: {X[0].item():g} where 1 was")
-    return sizes, ("right", "")
+    because = _off("a gradient", X.grad, right) or _off("y", y.detach(), first * first)
+    if because is None and not torch.equal(X.detach(), first):
+        because = f"the gradient is right, and X is overwritten: {X[0].item():g} where 1 was"
+    return sizes, ("silent", because) if because else ("right", "")
+
+
+def _off(what: str, got: Tensor | None, right: Tensor) -> str | None:
+    """What is wrong with `got` [n], in one clause; None where nothing is."""
+    if got is None:
+        return f"{what} is missing"
+    off = (got != right).nonzero()
+    return f"{what} is {got[off[0]].item():g} where {right[off[0]].item():g} is right" if len(off) else None
 
 
 def _refusal(raised: Exception) -> str:
@@ -884,18 +893,13 @@ def _second_derivative(way: Way, backend: str) -> tuple[str, str]:
                     else:
                         g.sum().backward()
                         second = X.grad
-            except RuntimeError as refusal:
+            except NotImplementedError:
+                raise
+            except Exception as refusal:
                 found.append(("loud", _refusal(refusal)))
                 continue
-            off = (second != right).nonzero()
-            if len(off):
-                at = off[0].item()
-                which = "beside X**3" if beside else "alone"
-                found.append(
-                    ("silent", f"{which}, a second derivative is {second[at].item():g} where {right[at].item():g} is right")
-                )
-            else:
-                found.append(("right", ""))
+            because = _off(f"{'beside X**3' if beside else 'alone'}, a second derivative", second, right)
+            found.append(("silent", because) if because else ("right", ""))
     return next(entry for verdict in ("silent", "loud", "right") for entry in found if entry[0] == verdict)
 
 

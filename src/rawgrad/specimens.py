@@ -511,16 +511,24 @@ class KeepsPointer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, allocate) -> Tensor:
-        twice = allocate(x.shape).copy_(2 * x)
+        twice = _twice(x, allocate)
         ctx.address = twice.data_ptr()
         return x * x
 
     @staticmethod
     def backward(ctx, dy: Tensor):
+        dy = dy.contiguous()
         dx = torch.empty_like(dy)
         grid = (-(-dy.numel() // 128),)
-        cuda.launch(_TIMES_WHAT_LIES_AT, "times_what_lies_at", grid, (128,), ctx.address, dy.contiguous(), dx, dy.numel())
+        cuda.launch(_TIMES_WHAT_LIES_AT, "times_what_lies_at", grid, (128,), ctx.address, dy, dx, dy.numel())
         return dx, None
+
+
+def _twice(x: Tensor, allocate) -> Tensor:
+    twice = allocate(x.shape)
+    if twice.dtype != x.dtype:
+        raise ValueError(f"allocate makes {twice.dtype}, and x is {x.dtype}: the kernel would misread it")
+    return twice.copy_(2 * x)
 
 
 class KeepsTensor(KeepsPointer):
@@ -528,7 +536,7 @@ class KeepsTensor(KeepsPointer):
 
     @staticmethod
     def forward(ctx, x: Tensor, allocate) -> Tensor:
-        twice = allocate(x.shape).copy_(2 * x)
+        twice = _twice(x, allocate)
         ctx.save_for_backward(twice)
         ctx.address = twice.data_ptr()
         return x * x
@@ -571,20 +579,25 @@ class ProductInOneStorage(torch.autograd.Function):
 class OneShot(GradientInSaved):
     """In place, and safe: it writes over what it saved once, says so, and refuses whatever else would ask for it.
 
-    Needs an x that is not a leaf, no view, and whose values nobody reads in Python afterwards. Saves one N of memory.
+    Needs an x that is alone in its storage and no leaf, and whose values nobody reads afterwards outside autograd: through
+    x.data or a detached x, in a hook, or as dy. Saves one N of memory. A sibling that saved x as well, and comes later, raises.
 
     Raises:
-        ValueError: x is a leaf, where nothing is saved, or a view, whose base would change.
+        ValueError: x is a leaf, where nothing is saved, or shares its storage, where somebody else's values would change.
+        RuntimeError: saved-tensor hooks are on, such as checkpoint's: what they keep, autograd does not check.
         RuntimeError: in backward, before anything is written: a second backward, or create_graph.
     """
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         x, ctx.writer = inputs
-        if x.requires_grad and (x.is_leaf or x._is_view()):
+        alone = not x._is_view() and x.untyped_storage().nbytes() == x.nbytes
+        if x.requires_grad and (x.is_leaf or not alone):
             raise ValueError(
                 "OneShot writes its gradient over x: give it an x that is neither a leaf nor a view, such as x + 0"
             )
+        if x.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            raise RuntimeError("OneShot relies on autograd's version check, which saved-tensor hooks replace. Use square")
         ctx.used = False
         ctx.save_for_backward(x)
 
