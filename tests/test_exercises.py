@@ -17,6 +17,7 @@ def _nobodys_answers(monkeypatch):
     monkeypatch.setattr(exercises, "_asked", {})
     monkeypatch.setattr(exercises, "_shown", {})
     monkeypatch.setattr(exercises, "_answers", {})
+    monkeypatch.setattr(exercises, "_replays", {})
     monkeypatch.delenv("RAWGRAD_ANSWERS", raising=False)
 
 
@@ -129,6 +130,59 @@ def test_without_a_file_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     press(predict("P", "What?", "0", "1"), "A")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replay_says_where_you_changed_your_mind(file):
+    assert exercises.replay("01").as_text() == "No prediction of this notebook has been asked yet."
+    asked = predict("01-P1", "What?", "0", "1")
+    predict("01-P2", "What?", "0", "1")
+    predict("02-P1", "What?", "0", "1")
+    shown = exercises.replay("01")
+    assert shown.as_text() == "\n".join(f"01-P{n}  you: no answer  it is: not seen yet" for n in (1, 2))
+    press(asked, "A")
+    outcome("01-P1", 1)
+    press(asked, "B")
+    assert "01-P1  you: A, then B  it is: B  you changed your mind\n01-P2" in shown.children[0].value
+    assert shown.children[1].value == "01-P1:AB"
+    outcome("01-P2", 0)
+    assert "01-P2  you: no answer  it is: A" in shown.children[0].value
+
+
+def test_answers_leave_in_a_line_and_come_back(monkeypatch):
+    for name, letters in {"01-P1": "AC", "02-P1": "B"}.items():
+        asked = predict(name, "What?", "0", "1", "2")
+        for letter in letters:
+            press(asked, letter)
+    line = exercises.export_answers()
+    assert line == "01-P1:AC 02-P1:BB"
+    exercises._answers.clear()  # another runtime
+    asked, happened, shown = predict("01-P1", "What?", "0", "1", "2"), outcome("01-P1", 2), exercises.replay("01")
+    assert asked.answer is None
+    shown.children[1].value = f" {line}\n"
+    shown.children[2].click()
+    assert exercises.export_answers() == line
+    assert asked.answer == "C"
+    assert "You predicted C, too" in happened.as_text()
+    assert "you: A, then C" in shown.children[0].value
+    assert predict("02-P1", "What?", "0", "1", "2").answer == "B", "of a notebook that is not open, too"
+
+
+@pytest.mark.parametrize("line", ["01-P1", "01-P1:A", "01-P1:AX", "01-P1:AB 02", "<b>:AB"])
+def test_a_line_that_holds_no_answers_changes_nothing(line, file):
+    press(predict("01-P1", "What?", "0", "1"), "B")
+    shown = exercises.replay("01")
+    shown.children[1].value = line
+    shown.children[2].click()
+    assert "is no answer: paste the whole line" in shown.children[3].value
+    assert "<b>" not in shown.children[3].value
+    assert shown.children[1].value == line, "what was pasted is still there to be mended"
+    assert json.loads(file.read_text()) == {"01-P1": ["B", "B"]}
+
+
+def test_answers_that_come_in_leave_the_others(file):
+    press(predict("01-P1", "What?", "0", "1"), "B")
+    exercises.import_answers("02-P1:AB")
+    assert json.loads(file.read_text()) == {"01-P1": ["B", "B"], "02-P1": ["A", "B"]}
 
 
 def test_a_question_needs_options():

@@ -165,6 +165,78 @@ def test_every_prediction_comes_before_its_outcome(path):
     assert all(judged[name] > asked[name] for name in asked)
 
 
+# Belief -> the option that says it. Wrong each time but for gradcheck's, where the belief is in what a pass means.
+MISCONCEPTIONS = {
+    "the interpreter behaves like the GPU in everything": ("00-P3", "A"),
+    "a print shows what the kernel reads": ("01-P2", "A"),
+    "the gradient is laid out like my output": ("01-P8", "A"),
+    "sum and mean differ by a factor only": ("01-P4", "B"),
+    "equal addresses clear memory reuse": ("01-P3", "B"),
+    "clone is the cure": ("01-P5", "A"),
+    "gradcheck passed, so it is right": ("01-P6", "B"),
+    "_version counts writes": ("02-P1", "B"),
+    "no error means right": ("02-P2", "C"),
+    "a view is a no-op": ("02-P3", "A"),
+    "two views matter": ("02-P8", "B"),
+    "it matters with retain_graph only": ("02-P5", "A"),
+    "increment_version repairs it": ("02-P6", "A"),
+    "cloning the result repairs it": ("02-P9", "A"),
+    "looking changes nothing": ("02-P7", "A"),
+    "nobody needs the incoming gradient after me": ("03-P4", "B"),
+    "same address means alias": ("03-P9", "A"),
+    "freed or empty memory is zero": ("03-P7", "B"),
+    "it takes a kernel to alias gradients": ("03-P6", "B"),
+    "in place on the saved input always saves memory": ("04-P1", "A"),
+    "mark_dirty is for backward too": ("04-P5", "C"),
+    ".data is like detach()": ("04-P4", "C"),
+    "ctx.x = x is like saving": ("04-P4", "A"),
+    "once_differentiable always raises": ("04-P3", "D"),
+}
+
+
+def test_every_misconception_is_an_option_that_does_not_happen():
+    asked, right = {}, {}
+    for path in NOTEBOOKS:
+        for cell in read(path).cells:
+            said = "".join(str(output.get("data", {}).get("text/plain", "")) for output in cell.get("outputs", ()))
+            for name in re.findall(r'\bpredict\(\s*"([^"]+)"', cell.source):
+                asked[name] = re.findall(r"^  ([A-H])  ", said, flags=re.MULTILINE)
+            for name in re.findall(r'\boutcome\(\s*"([^"]+)"', cell.source):
+                right[name] = re.search(r"It is ([A-H]):", said)[1]
+    for belief, (name, letter) in MISCONCEPTIONS.items():
+        assert letter in asked[name], belief
+        assert letter != right[name], belief
+
+
+@each_notebook
+def test_every_exercise_says_its_minutes_and_its_weight_and_has_hints_in_order(path):
+    notebook = read(path)
+    stubs = [cell.id for cell in notebook.cells if "exercise" in tags(cell)]
+    for stub in stubs:
+        name = re.sub(r"ex-(\d\d)-(\d)-stub", r"\1.\2", stub)
+        of_it = [
+            cell.source
+            for cell in notebook.cells
+            if cell.cell_type == "markdown" and re.search(rf"Exercise {name},|Solution {name}", cell.source)
+        ]
+        said = "\n".join(of_it)
+        assert re.search(rf"\*\*(Warm-up\. )?Exercise {name}, [a-z ]+ \(\d+ minutes; (core|at home)\)\.\*\*", said), name
+        hints = re.findall(r"<details><summary>(Hint ?\d?)</summary>", said)
+        assert hints in (["Hint"], ["Hint 1", "Hint 2"], ["Hint 1", "Hint 2", "Hint 3"]), name
+        assert said.index("<summary>Hint") < said.index(f"<summary>Solution {name}"), name
+
+
+@each_notebook
+def test_the_last_cell_replays_the_answers(path):
+    notebook = read(path)
+    *_, last = notebook.cells
+    assert last.source == f'exercises.replay("{path.name[:2]}")'
+    names = re.findall(r'\bpredict\(\s*"([^"]+)"', "\n".join(cell.source for cell in notebook.cells))
+    said = last.outputs[0].data["text/plain"].splitlines()
+    assert [line.split()[0] for line in said] == names
+    assert all(re.search(r"you: no answer  it is: [A-H]$", line) for line in said)
+
+
 @each_notebook
 def test_no_output_holds_what_differs_from_machine_to_machine(path):
     for cell in read(path).cells:

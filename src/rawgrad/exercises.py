@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rawgrad.widgets import Shown
 _asked: dict[str, "Prediction"] = {}  # the newest of each name
 _shown: dict[str, "Outcome"] = {}
 _answers: dict[str, list[str]] = {}  # name -> first and last answer
+_replays: dict[str, "Replay"] = {}
 
 
 def _stored() -> dict[str, list[str]]:
@@ -45,15 +47,23 @@ def _stored() -> dict[str, list[str]]:
     return {}
 
 
+def _kept() -> dict[str, list[str]]:
+    return {**_answers, **_stored()}
+
+
 def _keep(name: str, letter: str) -> None:
-    """Keep an answer beside the first one. Only this name is written, so that two notebooks do not undo each other."""
-    stored = _stored()
-    _answers[name] = [stored.get(name, _answers.get(name, [letter]))[0], letter]
-    file = runtime.answers_file()
+    """Keep an answer beside the first one."""
+    _keep_all({name: [_kept().get(name, [letter])[0], letter]})
+
+
+def _keep_all(answers: dict[str, list[str]]) -> None:
+    """Only these names are written, so that two notebooks do not undo each other."""
+    _answers.update(answers)
+    stored, file = _stored(), runtime.answers_file()
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
-            json.dump({**stored, name: _answers[name]}, new, indent=1, sort_keys=True)
+            json.dump({**stored, **answers}, new, indent=1, sort_keys=True)
         os.replace(new.name, file)
 
 
@@ -65,7 +75,7 @@ class Prediction(Shown):
         self.options = dict(zip("ABCDEFGH"[: len(options)], options, strict=True))
         answers = [f"<li><b>{letter}</b>&ensp;{escape(text)}</li>" for letter, text in self.options.items()]
         self._asked_html = f"<p><b>{escape(question)}</b></p><ul style='list-style:none;margin:0'>{''.join(answers)}</ul>"
-        kept = {**_answers, **_stored()}.get(name, [None])[-1]
+        kept = _kept().get(name, [None])[-1]
         self._buttons = ipywidgets.ToggleButtons(
             options=list(self.options), value=kept if kept in self.options else None, description="I predict"
         )
@@ -85,8 +95,14 @@ class Prediction(Shown):
             self._trouble.value = ""
         except OSError as problem:  # an observer's exception would show nowhere; the answer lasts as long as Python
             self._trouble.value = f"<p role='alert'>This answer cannot be kept in a file: {escape(str(problem))}</p>"
-        if self.name in _shown:
-            _shown[self.name].refresh()
+        for shown in (_shown.get(self.name), *_replays.values()):
+            if shown:
+                shown.refresh()
+
+    def take(self, letter: str) -> None:
+        """Show an answer that was given elsewhere."""
+        if letter in self.options:
+            self._buttons.value = letter
 
     def as_html(self) -> str:
         return f"{self._asked_html}<p>I predict: {self.answer or 'no answer yet'}</p>"
@@ -109,11 +125,16 @@ class Outcome(Shown):
         """Show the prediction as it is now."""
         self._html.value = self.as_html()
 
+    @property
+    def right(self) -> list[str]:
+        """The letter of the option that says what happened; empty where none does, or the prediction was not asked yet."""
+        return [letter for letter, option in getattr(_asked.get(self._name), "options", {}).items() if option == self._happened]
+
     def as_text(self) -> str:
         prediction = _asked.get(self._name)
         if prediction is None:
             return f"Run the cell that asks prediction {self._name} first, and then this one."
-        right = [letter for letter, option in prediction.options.items() if option == self._happened]
+        right = self.right
         what = f"It is {right[0]}: {self._happened}." if right else f"None of the answers: {self._happened}."
         if prediction.answer is None:
             return f"{what} You have not predicted; the buttons above still work."
@@ -146,7 +167,79 @@ def outcome(name: str, happened) -> Outcome:
     Where that prediction has not been asked yet, it says so, and shows itself as soon as it is.
     """
     _shown[name] = Outcome(name, str(happened))
+    for shown in _replays.values():
+        shown.refresh()
     return _shown[name]
+
+
+class Replay(Shown):
+    """First and last answers to a notebook's predictions, and a line in which all answers leave and come back."""
+
+    def __init__(self, notebook: str):
+        self._notebook = notebook
+        self._html = ipywidgets.HTML()
+        self._line = ipywidgets.Text(
+            description="Your answers", layout={"width": "100%"}, style={"description_width": "initial"}
+        )
+        taken = ipywidgets.Button(description="Take in", tooltip="Take in the answers that you pasted into the line above")
+        taken.on_click(lambda _: self._take_in())
+        self._trouble = ipywidgets.HTML()
+        super().__init__([self._html, self._line, taken, self._trouble])
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show the answers as they are now."""
+        self._html.value, self._line.value, self._trouble.value = f"<pre>{escape(self.as_text())}</pre>", export_answers(), ""
+
+    def _take_in(self) -> None:
+        try:
+            import_answers(self._line.value)
+        except (ValueError, OSError) as problem:  # an observer's exception would show nowhere
+            self._trouble.value = f"<p role='alert'>{escape(str(problem))}</p>"
+
+    def as_text(self) -> str:
+        kept, lines = _kept(), []
+        for name in _asked:
+            if name.startswith(self._notebook):
+                right = "".join(_shown[name].right) if name in _shown else ""
+                first, last = kept.get(name, ("", ""))
+                said = "no answer" if not last else f"{first}, then {last}" if first != last else last
+                changed = "" if first == last else "  you changed your mind"
+                lines.append(f"{name}  you: {said:9}  it is: {right or 'not seen yet'}{changed}")
+        return "\n".join(lines) or "No prediction of this notebook has been asked yet."
+
+    def as_html(self) -> str:
+        return f"<pre>{escape(self.as_text())}</pre>"
+
+
+def replay(notebook: str) -> Replay:
+    """Set first and last answers beside what happened, for the predictions whose names begin with `notebook`."""
+    _replays[notebook] = Replay(notebook)
+    return _replays[notebook]
+
+
+def export_answers() -> str:
+    """All answers that are kept, of all notebooks, in one line: first and last letter behind each name."""
+    return " ".join(f"{name}:{first}{last}" for name, (first, last) in sorted(_kept().items()))
+
+
+def import_answers(line: str) -> None:
+    """Take in what `export_answers` gave. A name that it holds is replaced, every other answer stays.
+
+    Raises:
+        ValueError: something in the line is no answer. Nothing is taken in then.
+    """
+    answers = {}
+    for word in line.split():
+        found = re.fullmatch(r"([\w-]+):([A-H])([A-H])", word)
+        if not found:
+            raise ValueError(f"{word!r} is no answer: paste the whole line, such as 01-P1:AD 01-P2:BB")
+        answers[found[1]] = [found[2], found[3]]
+    _keep_all(answers)
+    for name in answers.keys() & _asked.keys():
+        _asked[name].take(answers[name][1])
+    for shown in _replays.values():
+        shown.refresh()
 
 
 # Exercises
