@@ -261,6 +261,7 @@ def test_shared_memory_names_a_gradient_that_lies_in_a_buffer(device):
     assert shared_memory(module) == [("workspace", "kind.grad")]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_shared_memory_looks_at_the_values_of_sparse_gradients(device):
     module = torch.nn.ModuleList([torch.nn.Embedding(4, 2, sparse=True, device=device) for _ in range(2)])
     for embedding in module:
