@@ -1,6 +1,6 @@
 """`make handout`: print docs/handout.html to docs/handout.pdf, one page, by Chromium.
 
-Chromium writes the time of printing into a PDF, and numbers that go on counting. Both are made the same, so that two prints by
+Chromium writes the time of printing into a PDF, and names that go on counting. Both are made the same, so that two prints by
 one Chromium are equal byte for byte. Another Chromium, or other fonts, give other bytes and the same text.
 """
 
@@ -21,11 +21,22 @@ def chromium() -> str | None:
 
 
 def settled(pdf: bytes) -> bytes:
-    """`pdf` with one date, and its nodes counted from 0. All lengths stay, so that no offset in the file moves."""
+    """`pdf` with one date, and its table headers named in the order of their objects, since Chromium's names go on counting.
+
+    All lengths stay, so that no offset in the file moves.
+    """
     pdf = re.sub(rb"(?<=Date \(D:)\d{14}", b"20000101000000", pdf)
-    nodes = rb"(?<=\(node)\d{8}(?=\))"
-    first = min(map(int, re.findall(nodes, pdf)), default=0)
-    return re.sub(nodes, lambda found: b"%08d" % (int(found[0]) - first), pdf)
+    leaf = re.compile(rb"/Limits \[\(node\d{8}\) \(node\d{8}\)\]\n/Names \[(.*?)\]")  # the index of the names, sorted by them
+    names = re.findall(rb"\(node(\d{8})\) (\d+) 0 R", b"".join(leaf.findall(pdf)))
+    new = {name: b"%08d" % n for n, (name, _) in enumerate(sorted(names, key=lambda entry: int(entry[1])))}
+    pdf = re.sub(rb"(?<=\(node)\d{8}(?=\))", lambda found: new[found[0]], pdf)
+
+    def sort(found: re.Match) -> bytes:
+        entries = sorted(re.findall(rb"\(node\d{8}\) \d+ 0 R", found[1]))
+        first, last = entries[0].partition(b" ")[0], entries[-1].partition(b" ")[0]
+        return b"/Limits [%s %s]\n/Names [%s]" % (first, last, b" ".join(entries))
+
+    return leaf.sub(sort, pdf)
 
 
 def printed(page, **paper) -> bytes:
