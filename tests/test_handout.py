@@ -347,3 +347,13 @@ def test_two_prints_are_equal(browser):
     first, second = (handout.printed(handout.open_handout(browser)) for _ in (1, 2))
     assert first == second
     assert letters(pdf_text(first)) == letters(html_text())
+
+
+@pytest.mark.browser
+def test_a_screen_reader_finds_its_way(browser):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = browser.new_page()
+    page.goto(handout.HTML.as_uri())
+    assert [found["id"] for found in Axe().run(page).response["violations"]] == []
+    page.close()
