@@ -169,7 +169,7 @@ BROUGHT = {
     ("02.2 right", "one workspace for all backwards"): known.function(known.saves_x, known.keeps_a_workspace),
     ("03.1 beside", "announced by `increment_version(dy)`"): known.BESIDE["announced"][0],
     ("03.1 beside", "a clone of the result"): known.BESIDE["clone_handed_out"][0],
-    ("03.1 beside", "writes to new memory, returns dy"): known.BESIDE["undone_too_late"][0],
+    ("03.1 beside", "writes to new memory, returns dy"): known.BESIDE["hands_out_dy"][0],
     ("04.1 one shot", "the flag alone"): known.one_shot(announced=False, graph=False),
     ("04.1 one shot", "announced alone"): known.one_shot(flag=False, graph=False),
     ("04.1 one shot", "`@once_differentiable`"): once_differentiable(known.one_shot(graph=False)),
