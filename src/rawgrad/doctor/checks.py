@@ -1,0 +1,48 @@
+"""What a check is: a generator that yields (verdict, evidence) for a Subject, with a name, a remedy and a lesson."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rawgrad.doctor.report import Finding
+from rawgrad.doctor.subject import Crashed, Refused, Subject
+
+Seen = Iterator[tuple[str, str] | tuple[str, str, bool]]  # verdict, evidence, and whether it is silent where that is not plain
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check, named for the healthy behaviour."""
+
+    name: str
+    look: Callable[[Subject], Seen]
+    remedy: str
+    lesson: str
+
+    def findings(self, subject: Subject) -> list[Finding]:
+        """All that it saw, at least one. What the Function raises becomes evidence."""
+        seen = []
+        try:
+            for verdict, evidence, *silent in self.look(subject):
+                seen.append(self._finding(verdict, evidence, silent[0] if silent else True))
+        except Refused as refusal:
+            seen.append(self._finding("refused", str(refusal), False))
+        except Crashed as crash:
+            seen.append(self._finding("broken", str(crash), False))
+        return seen or [self._finding("healthy", "", False)]
+
+    def _finding(self, verdict: str, evidence: str, silent: bool) -> Finding:
+        told = verdict in ("broken", "unsafe")
+        return Finding(self.name, verdict, silent and told, evidence, self.remedy if told else "", self.lesson)
+
+
+CHECKS: dict[str, Check] = {}  # in the order in which they run
+
+
+def check(remedy: str, lesson: str) -> Callable:
+    """Make a generator function a check of its own name."""
+
+    def register(look: Callable[[Subject], Seen]) -> Callable[[Subject], Seen]:
+        CHECKS[look.__name__] = Check(look.__name__, look, remedy, lesson)
+        return look
+
+    return register

@@ -1,0 +1,248 @@
+"""The Function under examination: fresh copies of its inputs, seeded calls, and what is right.
+
+Every call starts from the same seed inside `fork_rng`, so that dropout is itself. Nothing that the caller gave is touched: a
+check works on copies. No hook keeps a gradient, and value checks use `torch.autograd.grad`, so nobody's turn to take a
+gradient over is spoilt.
+"""
+
+import contextlib
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from rawgrad import probes
+
+GUARD = 512  # bytes before and behind a tensor, and any multiple of it: a GPU's allocator works in such blocks
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError)  # others are mistakes of the code
+
+
+class Refused(Exception):
+    """The Function raised before anything that can be seen had changed."""
+
+
+class Crashed(Exception):
+    """The Function raised after it had changed something, or by a mistake of its code."""
+
+
+class Subject:
+    """A callable and its inputs.
+
+    Args:
+        func: takes `inputs`, returns a tensor or several.
+        inputs: tensors and whatever else it takes. Those that require grad are differentiated.
+        reference: what func means, in PyTorch's own operators; None: func is compared with itself.
+        seed: of every call, and of every tensor that a check makes.
+        tolerance: relative, of the largest number; None: by dtype.
+        rebuild: makes inputs of another size, from one number; None where none can be made.
+    """
+
+    def __init__(
+        self,
+        func: Callable,
+        inputs: tuple,
+        reference: Callable | None = None,
+        seed: int = 0,
+        tolerance: float | None = None,
+        rebuild: Callable[[int], tuple] | None = None,
+    ):
+        self.func, self.reference, self.seed, self.tolerance, self.rebuild = func, reference, seed, tolerance, rebuild
+        self.given = inputs
+        self.tensors = [n for n, value in enumerate(inputs) if isinstance(value, Tensor)]
+        self.wanted = [n for n in self.tensors if inputs[n].requires_grad]
+        if not self.wanted:
+            raise ValueError("examine differentiates inputs that require grad, and none of these does: x.requires_grad_()")
+        for n in self.tensors:
+            if inputs[n].layout != torch.strided:
+                raise ValueError(f"examine needs strided tensors, and input {n} is {inputs[n].layout}")
+        self.device = inputs[self.wanted[0]].device
+
+    # Copies
+
+    def inputs(self, change: dict[int, Tensor] | None = None, dtype: torch.dtype | None = None) -> list:
+        """Fresh contiguous leaves with the given values. `change` replaces some of them by tensors of the check's own."""
+        made = []
+        for n, value in enumerate(self.given):
+            if change and n in change:
+                value = change[n]
+            elif isinstance(value, Tensor):
+                value = value.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+                if dtype and (value.is_floating_point() or value.is_complex()):
+                    value = value.to(dtype.to_complex() if value.is_complex() else dtype)
+                value.requires_grad_(n in self.wanted)
+            made.append(value)
+        return made
+
+    def upstream(self, outputs: Sequence[Tensor], salt: int = 0) -> list[Tensor]:
+        """Gradients that look like `outputs`, contiguous, no two elements alike, the same at each call."""
+        made = []
+        for n, y in enumerate(outputs):
+            generator = torch.Generator().manual_seed(self.seed + 1009 * salt + n + 1)
+            real = y.dtype if not y.is_complex() else y.dtype.to_real()
+            wide = torch.float32 if real in (torch.float16, torch.bfloat16) else real
+            numbers = torch.randn(*y.shape, *((2,) if y.is_complex() else ()), generator=generator, dtype=wide) + 0.5
+            numbers = torch.view_as_complex(numbers) if y.is_complex() else numbers
+            made.append(numbers.to(dtype=y.dtype, device=y.device))
+        return made
+
+    # Calls
+
+    @contextlib.contextmanager
+    def seeded(self) -> Iterator[None]:
+        devices = [torch.cuda.current_device()] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(self.seed)
+            yield
+
+    def call(self, inputs: Sequence, func: Callable | None = None) -> list[Tensor]:
+        """The outputs, in order; whatever is no tensor is left out."""
+        with self.seeded():
+            return [y for y in tree_leaves((func or self.func)(*inputs)) if isinstance(y, Tensor)]
+
+    def differentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        return [y for y in outputs if y.requires_grad]
+
+    def gradients(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], upstream: Sequence[Tensor], **how
+    ) -> list[Tensor | None]:
+        """By every input that is wanted; None where none came back."""
+        wanted = [inputs[n] for n in self.wanted]
+        with self.seeded():
+            return list(torch.autograd.grad(outputs, wanted, list(upstream), allow_unused=True, **how))
+
+    def run(self, inputs: Sequence, upstream: Callable | None = None, func: Callable | None = None, **how):
+        """Outputs and gradients of one forward and one backward; `upstream(outputs)` gives other gradients."""
+        outputs = self.differentiable(self.call(inputs, func))
+        given = self.upstream(outputs) if upstream is None else upstream(outputs)
+        return [y.detach() for y in outputs], self.gradients(outputs, inputs, given, **how)
+
+    def attempt(self, what: Callable, *watched: Tensor):
+        """what(), with an exception sorted: refused, or crashed.
+
+        Args:
+            watched: tensors whose bytes tell whether anything had changed by then.
+
+        Raises:
+            Refused, Crashed: with the first line of what was said.
+        """
+        before = [digest(tensor) for tensor in watched]
+        try:
+            return what()
+        except Exception as problem:
+            said = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"[:200]
+            changed = before != [digest(tensor) for tensor in watched]
+            if changed or not isinstance(problem, REFUSALS):
+                raise Crashed(f"raised {said}{', after it had changed a tensor' if changed else ''}") from problem
+            raise Refused(said) from problem
+
+    # What is right
+
+    def learn(self) -> None:
+        """Run once on plain copies; afterwards `outputs`, `grads` and `upstreams` are there.
+
+        Raises:
+            Refused, Crashed: on what the caller gave.
+        """
+        inputs = self.inputs()
+        outputs = self.attempt(lambda: self.call(inputs))
+        self.all_outputs = [y.detach() for y in outputs]
+        self.outputs = [y.detach() for y in self.differentiable(outputs)]
+        self.upstreams = self.upstream(self.outputs)
+        if self.outputs:
+            self.grads = self.attempt(lambda: self.gradients(self.differentiable(outputs), inputs, self.upstream(self.outputs)))
+        else:
+            self.grads = [None] * len(self.wanted)
+
+    def allowed(self, like: Tensor, right: Tensor) -> float:
+        """How far from `right` a number may be: a multiple of what rounding costs in `like`'s dtype."""
+        size = right.detach().abs().nan_to_num(0, 0, 0).max().item() if right.numel() else 0.0
+        if self.tolerance is not None:
+            return self.tolerance * max(size, 1e-30)
+        if not (like.is_floating_point() or like.is_complex()):
+            return 0.0
+        return 16 * torch.finfo(like.dtype).eps * max(size, 1e-30) * max(1.0, math.log2(max(2, right.numel())))
+
+    def off(self, got: Tensor | None, right: Tensor | None, what: str) -> str | None:
+        """What is wrong with `got`, in one clause with numbers; None where nothing is. A missing gradient is a zero one."""
+        if got is None and right is None:
+            return None
+        got = torch.zeros_like(right) if got is None else got.detach()
+        right = torch.zeros_like(got) if right is None else right.detach()
+        if got.shape != right.shape:
+            return f"{what} has shape {list(got.shape)} where {list(right.shape)} is right"
+        wide_got, wide = _wide(got), _wide(right)
+        wrong = ~((wide_got - wide).abs() <= self.allowed(got, wide)) & ~((wide_got == wide) | (wide_got.isnan() & wide.isnan()))
+        if not wrong.any():
+            return None
+        first = wrong.nonzero()[0].tolist() if wrong.ndim else []
+        place = f"[{', '.join(map(str, first))}]"
+        return (
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} elements are wrong, first {place}: "
+            f"{_said(got[tuple(first)])} where {_said(right[tuple(first)])} is right"
+        )
+
+    def all_off(self, got: Sequence[Tensor | None], right: Sequence[Tensor | None] | None = None) -> str | None:
+        """`off` of the first gradient that is wrong."""
+        right = self.grads if right is None else right
+        for n, one, good in zip(self.wanted, got, right, strict=True):
+            wrong = self.off(one, good, f"the gradient of input {n}")
+            if wrong:
+                return wrong
+        return None
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _said(number: Tensor) -> str:
+    value = number.item()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def digest(tensor: Tensor) -> bytes:
+    """Of all bytes of its storage."""
+    storage = tensor.untyped_storage()
+    content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    return hashlib.blake2b(content.cpu().numpy().tobytes(), digest_size=8).digest()
+
+
+def version(tensor: Tensor) -> int:
+    return tensor._version
+
+
+def guarded(tensor: Tensor, fill: float = math.nan, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
+    """A copy of `tensor` in the middle of a storage of its own, with GUARD bytes or more on either side, all else `fill`.
+
+    Args:
+        strides: of the copy; None: contiguous. A stride of 0 wants equal values along that axis.
+        offset: elements by which it begins behind the guard.
+    """
+    strides = contiguous_strides(tensor.shape) if strides is None else tuple(strides)
+    reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True)) if tensor.numel() else 0
+    guard = GUARD * max(1, -(-tensor.numel() * tensor.element_size() // GUARD)) // tensor.element_size()
+    count = guard + offset + max(reach, tensor.numel()) + guard
+    count += -count % (GUARD // tensor.element_size())
+    room = torch.full((count,), fill if tensor.is_floating_point() or tensor.is_complex() else 0, dtype=tensor.dtype)
+    room = room.to(tensor.device)
+    view = room.as_strided(tensor.shape, strides, guard + offset)
+    distinct = tuple(slice(0, 1) if step == 0 and size > 1 else slice(None) for size, step in zip(tensor.shape, strides, strict=True))
+    view[distinct].copy_(tensor.detach()[distinct])
+    return view
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def overlap(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and probes.overlap(a, b)
