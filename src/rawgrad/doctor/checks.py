@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rawgrad.doctor.report import Finding
-from rawgrad.doctor.subject import Crashed, Refused, Subject
+from rawgrad.doctor.subject import Crashed, Filled, Refused, Subject
 
 Seen = Iterator[tuple[str, str] | tuple[str, str, bool]]  # verdict, evidence, and whether it is silent where that is not plain
 
@@ -22,12 +22,15 @@ class Check:
         """All that it saw, at least one. What the Function raises becomes evidence."""
         seen = []
         try:
-            for verdict, evidence, *silent in self.look(subject):
-                seen.append(self._finding(verdict, evidence, silent[0] if silent else True))
+            with Filled(subject):
+                for verdict, evidence, *silent in self.look(subject):
+                    seen.append(self._finding(verdict, evidence, silent[0] if silent else True))
         except Refused as refusal:
             seen.append(self._finding("refused", str(refusal), False))
         except Crashed as crash:
             seen.append(self._finding("broken", str(crash), False))
+        finally:
+            subject.fill = 0.0
         return seen or [self._finding("healthy", "", False)]
 
     def _finding(self, verdict: str, evidence: str, silent: bool) -> Finding:
@@ -35,7 +38,7 @@ class Check:
         return Finding(self.name, verdict, silent and told, evidence, self.remedy if told else "", self.lesson)
 
 
-CHECKS: dict[str, Check] = {}  # in the order in which they run
+CHECKS: dict[str, Check] = {}
 
 
 def check(remedy: str, lesson: str) -> Callable:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rawgrad import probes
@@ -27,6 +28,28 @@ class Refused(Exception):
 
 class Crashed(Exception):
     """The Function raised after it had changed something, or by a mistake of its code."""
+
+
+class Filled(TorchDispatchMode):
+    """Fills what torch.empty and its kin hand out with the subject's `fill`."""
+
+    MAKERS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+    def __init__(self, subject: "Subject"):
+        super().__init__()
+        self.subject = subject
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if (
+            func.overloadpacket.__name__ in self.MAKERS
+            and isinstance(made, Tensor)
+            and made.numel()
+            and made.dtype != torch.bool
+        ):
+            floats = made.is_floating_point() or made.is_complex()
+            made.fill_(self.subject.fill if floats else 0 if math.isnan(self.subject.fill) else int(self.subject.fill))
+        return made
 
 
 class Subject:
@@ -60,6 +83,8 @@ class Subject:
             if inputs[n].layout != torch.strided:
                 raise ValueError(f"examine needs strided tensors, and input {n} is {inputs[n].layout}")
         self.device = inputs[self.wanted[0]].device
+        self.fill = 0.0  # of what torch.empty hands out, so that what nobody wrote is the same in every check but its own
+        self.alone = False  # in a process of its own, where a crash harms nobody
 
     # Copies
 
@@ -70,10 +95,7 @@ class Subject:
             if change and n in change:
                 value = change[n]
             elif isinstance(value, Tensor):
-                value = value.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
-                if dtype and (value.is_floating_point() or value.is_complex()):
-                    value = value.to(dtype.to_complex() if value.is_complex() else dtype)
-                value.requires_grad_(n in self.wanted)
+                value = _leaf_like(value, n in self.wanted, dtype)
             made.append(value)
         return made
 
@@ -157,6 +179,20 @@ class Subject:
             self.grads = self.attempt(lambda: self.gradients(self.differentiable(outputs), inputs, self.upstream(self.outputs)))
         else:
             self.grads = [None] * len(self.wanted)
+        self.first_grads = self.grads
+
+    def truth(self, change: dict[int, Tensor] | None = None, upstream: Sequence[Tensor] | None = None):
+        """Right outputs and gradients for these values: by the reference in float64, or by func on contiguous copies."""
+        if self.reference is None:
+            if change is None and upstream is None:
+                return self.outputs, self.grads
+            inputs = self.inputs({n: _leaf_like(t, n in self.wanted) for n, t in (change or {}).items()})
+            given = None if upstream is None else (lambda _: [dy.clone() for dy in upstream])
+            return self.run(inputs, given)
+        wide = torch.float64
+        inputs = self.inputs({n: _leaf_like(t, n in self.wanted, wide) for n, t in (change or {}).items()}, wide)
+        given = self.upstreams if upstream is None else upstream
+        return self.run(inputs, lambda ys: [dy.to(y.dtype, copy=True) for dy, y in zip(given, ys, strict=True)], self.reference)
 
     def allowed(self, like: Tensor, right: Tensor) -> float:
         """How far from `right` a number may be: a multiple of what rounding costs in `like`'s dtype."""
@@ -176,7 +212,9 @@ class Subject:
         if got.shape != right.shape:
             return f"{what} has shape {list(got.shape)} where {list(right.shape)} is right"
         wide_got, wide = _wide(got), _wide(right)
-        wrong = ~((wide_got - wide).abs() <= self.allowed(got, wide)) & ~((wide_got == wide) | (wide_got.isnan() & wide.isnan()))
+        wrong = ~((wide_got - wide).abs() <= self.allowed(got, wide)) & ~(
+            (wide_got == wide) | (wide_got.isnan() & wide.isnan())
+        )
         if not wrong.any():
             return None
         first = wrong.nonzero()[0].tolist() if wrong.ndim else []
@@ -194,6 +232,14 @@ class Subject:
             if wrong:
                 return wrong
         return None
+
+
+def _leaf_like(tensor: Tensor, wanted: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """A contiguous leaf with the values of `tensor`."""
+    made = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    if dtype and (made.is_floating_point() or made.is_complex()):
+        made = made.to(dtype.to_complex() if made.is_complex() else dtype)
+    return made.requires_grad_(wanted)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -231,7 +277,9 @@ def guarded(tensor: Tensor, fill: float = math.nan, strides: Sequence[int] | Non
     room = torch.full((count,), fill if tensor.is_floating_point() or tensor.is_complex() else 0, dtype=tensor.dtype)
     room = room.to(tensor.device)
     view = room.as_strided(tensor.shape, strides, guard + offset)
-    distinct = tuple(slice(0, 1) if step == 0 and size > 1 else slice(None) for size, step in zip(tensor.shape, strides, strict=True))
+    distinct = tuple(
+        slice(0, 1) if step == 0 and size > 1 else slice(None) for size, step in zip(tensor.shape, strides, strict=True)
+    )
     view[distinct].copy_(tensor.detach()[distinct])
     return view
 

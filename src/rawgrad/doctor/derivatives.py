@@ -1,0 +1,155 @@
+"""Gradients against differences, and the gradients of gradients."""
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+
+from rawgrad.doctor.checks import Seen, check
+from rawgrad.doctor.subject import Crashed, Refused, Subject
+
+_FAST_FROM = 1000  # elements: from here on gradcheck projects instead of trying every element
+
+
+def _in_float64(subject: Subject) -> list | None:
+    """Inputs of float64; None where func does not take them."""
+    inputs = subject.inputs(dtype=torch.float64)
+    try:
+        outputs = subject.differentiable(subject.attempt(lambda: subject.call(inputs)))
+        subject.attempt(lambda: subject.gradients(outputs, inputs, subject.upstream(outputs)))
+    except (Refused, Crashed):
+        return None
+    wide = (torch.float64, torch.complex128)
+    return subject.inputs(dtype=torch.float64) if all(y.dtype in wide for y in outputs) else None
+
+
+@check("derive backward anew, and test it by gradcheck in float64", "01")
+def matches_differences(subject: Subject) -> Seen:
+    """torch.autograd.gradcheck in float64, contiguous; where func takes float32 only, one direction with a coarse step."""
+    inputs = _in_float64(subject)
+    size = sum(subject.given[n].numel() for n in subject.wanted)
+    if inputs is None:
+        yield from _by_one_direction(subject)
+        return
+    try:
+        with subject.seeded():
+            torch.autograd.gradcheck(
+                lambda *given: tuple(subject.differentiable(subject.call(given))),
+                inputs,
+                fast_mode=size > _FAST_FROM,
+                nondet_tol=1e-12,
+            )
+    except GradcheckError as problem:
+        lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+        yield "broken", f"gradcheck: {' '.join(lines[:3])}"[:300]
+    except Exception as problem:  # it asks for a second backward of one graph, which may be refused
+        raise Refused(f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"[:200]) from problem
+
+
+def _by_one_direction(subject: Subject) -> Seen:
+    real = [n for n in subject.wanted if subject.given[n].dtype == torch.float32]
+    if not real or subject.grads is None or any(y.dtype != torch.float32 for y in subject.outputs):
+        yield "skipped", "func does not take float64, and float32 is too coarse here"
+        return
+    step = 1e-2
+    directions = dict(zip(real, subject.upstream([subject.given[n].detach() for n in real], salt=7), strict=True))
+
+    def along(sign: float) -> float:
+        inputs = subject.inputs()
+        with torch.no_grad():
+            for n, direction in directions.items():
+                inputs[n] += sign * step * direction
+        outputs = subject.attempt(lambda: subject.call(inputs))
+        ours = [y for y, all_ in zip(outputs, subject.all_outputs, strict=True) if all_.is_floating_point()]
+        return sum((y.double() * dy.double()).sum().item() for y, dy in zip(ours, subject.upstreams, strict=False))
+
+    difference = (along(1) - along(-1)) / (2 * step)
+    right = sum(
+        (subject.grads[subject.wanted.index(n)].double() * direction.double()).sum().item()
+        for n, direction in directions.items()
+        if subject.grads[subject.wanted.index(n)] is not None
+    )
+    size = max(abs(difference), abs(right), sum(y.abs().sum().item() for y in subject.outputs) * 1e-3, 1e-6)
+    if not abs(difference - right) <= 0.05 * size:
+        yield "broken", f"along one direction the difference is {difference:.4g}, and the gradient says {right:.4g}"
+
+
+@check("make backward of Functions that can be differentiated, or raise in it where torch.is_grad_enabled()", "04")
+def second_derivative_is_right_or_refused(subject: Subject) -> Seen:
+    """By .backward() and by torch.autograd.grad, alone and beside another way to the input."""
+    make = _in_float64(subject)
+    reference = None if make is not None else subject.reference
+    if make is None and reference is None:
+        yield "skipped", "func does not take float64, and there is no reference"
+        return
+    dtype = torch.float64 if make is not None else None
+    n = subject.wanted[0]
+    around = [dy.to(torch.float64 if not dy.is_complex() else torch.complex128) for dy in subject.upstreams]
+
+    def first(inputs: list, func=None, **how) -> list[Tensor | None]:
+        outputs = subject.differentiable(subject.call(inputs, func))
+        given = [dy.to(y.dtype, copy=True) for dy, y in zip(around, outputs, strict=True)]
+        return subject.gradients(outputs, inputs, given, **how)
+
+    def summed(grads: list[Tensor | None]) -> Tensor:
+        weights = [None if g is None else w for g, w in zip(grads, subject.upstream([
+            torch.empty_like(subject.given[m], dtype=torch.float64 if not subject.given[m].is_complex() else torch.complex128)
+            for m in subject.wanted
+        ], salt=3), strict=True)]  # fmt: skip
+        terms = [torch.real(g * w.to(g.dtype)).sum() for g, w in zip(grads, weights, strict=True) if g is not None]
+        return sum(terms)
+
+    right = _second_by_differences(subject, first, summed, n, reference)
+    if right is None:
+        yield "skipped", "the differences of the gradient do not settle here"
+        return
+    value, direction, budget = right
+    silent = []
+    for beside in (False, True):
+        for by in ("grad", "backward"):
+            inputs = subject.inputs(dtype=dtype)
+            grads = subject.attempt(lambda i=inputs: first(i, create_graph=True))
+            total, good = summed(grads), value
+            x = inputs[n]
+            if beside:
+                total = total + torch.real(x * x).sum() * 3
+                good = value + torch.real((6 * x.detach()).conj() * direction).sum().item()
+            if not total.requires_grad and not beside:
+                continue  # asking raises: loud
+            try:
+                if by == "grad":
+                    (second,) = torch.autograd.grad(total, x, allow_unused=True)
+                else:
+                    total.backward()
+                    second = x.grad
+            except Exception:  # refused, which is loud
+                continue
+            got = 0.0 if second is None else torch.real(second.conj() * direction).sum().item()
+            if not abs(got - good) <= budget:
+                where = "beside another way to the input" if beside else "alone"
+                silent.append(f"{where}, by {by}, {got:.5g} where {good:.5g} is right")
+    if silent:
+        yield "broken", f"a second derivative of input {n}, along one direction: {'; '.join(silent)}"
+        return
+    inputs = subject.inputs(dtype=dtype)
+    grads = subject.attempt(lambda: first(inputs, create_graph=True))
+    if abs(value) > budget and not any(g is not None and g.requires_grad for g in grads):
+        yield "refused", "the gradient does not require grad under create_graph"
+
+
+def _second_by_differences(subject: Subject, first, summed, n: int, reference):
+    """d/dx of the summed gradient along one direction, by central differences in float64, and how far off it may be."""
+    wide = subject.inputs(dtype=torch.float64)[n].detach()
+    (direction,) = subject.upstream([wide], salt=5)
+    direction = direction / direction.norm()
+    found = []
+    for step in (1e-4, 2e-4):
+        ends = []
+        for sign in (1, -1):
+            inputs = subject.inputs({n: (wide + sign * step * direction).requires_grad_()}, torch.float64)
+            inputs = [i.detach().requires_grad_(i.requires_grad) if isinstance(i, Tensor) else i for i in inputs]
+            ends.append(summed(first(inputs, reference)).item())
+        found.append((ends[0] - ends[1]) / (2 * step))
+    size = max(1e-6, abs(found[0]), *(g.abs().max().item() for g in subject.grads if g is not None and g.numel()))
+    if not abs(found[0] - found[1]) <= 1e-3 * size:
+        return None
+    return found[0], direction, 1e-3 * size
