@@ -94,6 +94,9 @@ class Prediction(Shown):
         options = "\n".join(f"  {letter}  {text}" for letter, text in self.options.items())
         return f"{self.question}\n{options}\nI predict: {self.answer or 'no answer yet'}"
 
+    def as_data(self) -> dict:
+        return {"prediction": self.name, "question": self.question, "options": self.options}
+
 
 class Outcome(Shown):
     """What happened, beside what was predicted. It follows the prediction when that changes."""
@@ -112,16 +115,28 @@ class Outcome(Shown):
         prediction = _asked.get(self._name)
         if prediction is None:
             return f"Run the cell that asks prediction {self._name} first, and then this one."
-        right = [letter for letter, option in prediction.options.items() if option == self._happened]
-        what = f"It is {right[0]}: {self._happened}." if right else f"None of the answers: {self._happened}."
         if prediction.answer is None:
-            return f"{what} You have not predicted; the buttons above still work."
-        if [prediction.answer] == right:
-            return f"{what} You predicted {prediction.answer}, too."
-        return f"{what} You predicted {prediction.answer}: {prediction.options[prediction.answer]}."
+            return f"{self._what(prediction)} You have not predicted; the buttons above still work."
+        return self._beside(prediction, prediction.answer)
+
+    def _what(self, prediction: Prediction) -> str:
+        right = self._right(prediction)
+        return f"It is {right[0]}: {self._happened}." if right else f"None of the answers: {self._happened}."
+
+    def _right(self, prediction: Prediction) -> list[str]:
+        return [letter for letter, option in prediction.options.items() if option == self._happened]
+
+    def _beside(self, prediction: Prediction, answer: str) -> str:
+        too = [answer] == self._right(prediction)
+        return f"{self._what(prediction)} You predicted {answer}{', too' if too else ': ' + prediction.options[answer]}."
 
     def as_html(self) -> str:
         return f"<p><b>{escape(self.as_text())}</b></p>"
+
+    def as_data(self) -> dict:
+        asked = _asked[self._name]
+        says = {letter: self._beside(asked, letter) for letter in asked.options}
+        return {"outcome": self._name, "says": {"": self._what(asked), **says}}
 
 
 def predict(name: str, question: str, *options: str) -> Prediction:
