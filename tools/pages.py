@@ -15,10 +15,11 @@ from pathlib import Path
 
 import mistune
 import nbformat
-from notebooks import NOTEBOOKS, README_PICTURE, ROOT, execute
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
+
+from notebooks import NOTEBOOKS, README_PICTURE, ROOT, execute, normalise
 
 SITE = ROOT / "site"
 PAGE = "application/vnd.rawgrad.page+json"
@@ -55,6 +56,7 @@ def run(path: Path):
     notebook.cells.insert(0, nbformat.v4.new_code_cell(AHEAD))
     execute(notebook)
     del notebook.cells[0]
+    normalise(notebook)
     return notebook
 
 
@@ -75,11 +77,12 @@ def knobs(data: dict, number: str) -> str:
             options = "".join(f'<option value="{place}">{escape(o)}</option>' for place, o in enumerate(knob["options"]))
             controls.append(f'<div class="knob"><label for="{id_}">{name}</label><select id="{id_}">{options}</select></div>')
     svg, table = ("".join(data["pieces"][piece] for piece in part) for part in data["shown"][data["states"][0]])
+    said = svg.partition("<title>")[2].partition("</title>")[0]
     packed = base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)).decode()
     return (
         f'<div class="knobs"><div class="controls" hidden>{"".join(controls)}'
         '<button type="button" class="reset">Reset</button></div>'
-        f'<figure class="wide" role="group" aria-label="picture">{svg}</figure><p class="unseen" role="status"></p>'
+        f'<figure class="wide" role="group" aria-label="picture">{svg}</figure><p class="said" role="status">{said}</p>'
         f'<div class="wide" role="group" aria-label="picture in words"><pre class="words">{escape(table)}</pre></div>'
         f'<script type="application/octet-stream">{packed}</script></div>'
     )
@@ -129,7 +132,8 @@ def cells(notebook) -> str:
         tags = cell.metadata.get("tags", ())
         if "exercise" in tags:
             parts.append('<p class="note">This page runs no code. Write yours in the notebook, or here in your head.</p>')
-        parts.append(code(cell.source))
+        if not cell.source.startswith("predict("):  # the question itself stands below
+            parts.append(code(cell.source))
         outputs = "".join(shown(output, cell.source, f"{number}-{n}") for n, output in enumerate(cell.outputs))
         told = [output.data[PAGE] for output in cell.outputs if PAGE in output.get("data", {})]
         asks = [data["prediction"] for data in told if "prediction" in data]
@@ -181,7 +185,7 @@ Knobs and predictions need it: choose an answer for yourself, then unfold the ou
 """
 
 
-def index(states: int) -> str:
+def index(states: int, names: dict[str, str]) -> str:
     """What the lessons are, from the README."""
     readme = (ROOT / "README.md").read_text()
     intro = markdown(readme.partition("## Two commands")[0])
@@ -189,14 +193,16 @@ def index(states: int) -> str:
     intro = intro.replace(
         f"<p>{alt}</p>", f'<figure class="wide" role="group" aria-label="picture">{README_PICTURE.read_text()}</figure>'
     )
-    table = markdown(re.search(r"\| notebook .*?\n\n", readme, flags=re.DOTALL)[0])
-    table = re.sub(r"<code>(\d\d_\w+)</code>", r'<a href="\1.html">\1</a>', table)
-    about = (
-        f"These pages need no kernel and no network. All {states:,} states of their widgets were drawn ahead by the same code that "
-        "draws them live, so every knob answers. The outputs behind a prediction stay folded until you answer; answers are kept "
-        "in this browser only. To run code and have your exercises judged, take the notebooks: `make lab`."
+    lessons = "".join(
+        f'<li><a href="{stem}.html">{escape(names[f"{stem}.html"])}</a><br>Minutes: {minutes}. Afterwards you can {able}.</li>'
+        for stem, minutes, able in re.findall(r"^\| `(\d\d_\w+)` \| (.*?) \| (.*?) \|$", readme, flags=re.MULTILINE)
     )
-    return f"{intro}<h2>The lessons</h2>{table}{markdown(about)}"
+    about = (
+        f"These pages need no kernel and no network. All {states:,} states of their widgets were drawn ahead by the same code "
+        "that draws them live, so every knob answers. The outputs behind a prediction stay folded until you answer. Answers "
+        "stay in this browser. To run code, and to have your exercises judged, take the notebooks: `make lab`."
+    )
+    return f'{intro}<h2>The lessons</h2><ul class="lessons">{lessons}</ul>{markdown(about)}'
 
 
 def main(folder: Path) -> None:
@@ -217,7 +223,7 @@ def main(folder: Path) -> None:
         ]
         states += sum(drawn)
         print(f"{file.name}: {len(drawn)} widgets, {sum(drawn)} states, {file.stat().st_size // 1000} kB", flush=True)
-    (folder / "index.html").write_text(page("Start", index(states), links, "index.html"))
+    (folder / "index.html").write_text(page("Start", index(states, dict(links)), links, "index.html"))
     print(f"open {folder / 'index.html'}")
 
 
