@@ -1,4 +1,4 @@
-.PHONY: help setup lab test notebooks handout reset bench gpu records format
+.PHONY: help setup lab test notebooks html handout reset bench gpu records format
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= tools/constraints/ci.txt
@@ -18,6 +18,8 @@ test: $(VENV)/installed  ## all tests: package, notebooks, browser
 	$(PY) -m pytest
 notebooks: $(VENV)/installed  ## execute the notebooks and write them back with their outputs; NB=02 for one
 	$(PY) tools/notebooks.py $(NB)
+html: $(VENV)/installed  ## the lessons as pages in site/, which need no kernel and no network
+	$(PY) tools/pages.py
 handout: $(VENV)/installed  ## print docs/handout.html to docs/handout.pdf; needs a Chromium
 	$(PY) tools/handout.py
 reset: $(VENV)/installed  ## NB=02: put your copy of that notebook in work/archive/ and take a fresh one

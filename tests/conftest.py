@@ -72,7 +72,7 @@ def pytest_terminal_summary(terminalreporter):
     """Say what ran. nbval counts cells, so the notebooks are counted by their files."""
     ran = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, []) if r.when == "call"]
     cells = [r for r in ran if ".ipynb" in r.nodeid]
-    browser = [r for r in ran if "test_browser" in r.nodeid]
+    browser = [r for r in ran if "browser" in r.keywords]
     notebooks = sorted({r.nodeid.partition("::")[0] for r in cells})
     skipped = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(

@@ -55,6 +55,31 @@ def test_the_bundle_says_itself_three_times(knobs):
     assert bundle["text/plain"] == "number: 0\nthe number is 0"
 
 
+def test_every_state_drawn_ahead_is_the_one_that_the_knobs_draw():
+    def draw(letter, number):
+        if (letter, number) == ("b", 2):
+            raise ValueError("no b2")
+        return f"<svg><title>{letter}</title><rect/><rect/></svg>", f"{letter}\n{number}\n\nend"
+
+    shown = Knobs(draw, {"letter": ["a", "b"], "number": [1, 2, 3]})
+    data = shown.as_data()
+    assert [(knob["name"], knob["options"]) for knob in data["knobs"]] == [("letter", ["a", "b"]), ("number", ["1", "2", "3"])]
+    states = iter(data["states"])
+    for letter in "ab":
+        for number in (1, 2, 3):
+            shown.controls["letter"].value, shown.controls["number"].value = letter, number
+            said = ["".join(data["pieces"][piece] for piece in part) for part in data["shown"][next(states)]]
+            assert said == [shown._svg, shown._table]
+    assert len(set(data["pieces"])) == len(data["pieces"])
+    assert next(states, None) is None
+
+
+def test_the_bundle_has_the_states_for_a_page_only_when_asked(knobs, monkeypatch):
+    assert "application/vnd.rawgrad.page+json" not in knobs._repr_mimebundle_()
+    monkeypatch.setattr(widgets.Shown, "ahead", True)
+    assert knobs._repr_mimebundle_()["application/vnd.rawgrad.page+json"] == knobs.as_data()
+
+
 @pytest.mark.parametrize(("colab", "stock"), [(False, False), (True, True)])
 def test_stock_display_is_off_but_on_colab(colab, stock):
     """ipywidgets 7 shows itself by _ipython_display_, past the bundle; what Colab prefers nobody has seen."""

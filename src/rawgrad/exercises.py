@@ -111,6 +111,9 @@ class Prediction(Shown):
         options = "\n".join(f"  {letter}  {text}" for letter, text in self.options.items())
         return f"{self.question}\n{options}\nI predict: {self.answer or 'no answer yet'}"
 
+    def as_data(self) -> dict:
+        return {"prediction": self.name, "question": self.question, "options": self.options}
+
 
 class Outcome(Shown):
     """What happened, beside what was predicted. It follows the prediction when that changes."""
@@ -134,16 +137,25 @@ class Outcome(Shown):
         prediction = _asked.get(self._name)
         if prediction is None:
             return f"Run the cell that asks prediction {self._name} first, and then this one."
-        right = self.right
-        what = f"It is {right[0]}: {self._happened}." if right else f"None of the answers: {self._happened}."
         if prediction.answer is None:
-            return f"{what} You have not predicted; the buttons above still work."
-        if [prediction.answer] == right:
-            return f"{what} You predicted {prediction.answer}, too."
-        return f"{what} You predicted {prediction.answer}: {prediction.options[prediction.answer]}."
+            return f"{self._what(prediction)} You have not predicted; the buttons above still work."
+        return self._beside(prediction, prediction.answer)
+
+    def _what(self, prediction: Prediction) -> str:
+        right = self.right
+        return f"It is {right[0]}: {self._happened}." if right else f"None of the answers: {self._happened}."
+
+    def _beside(self, prediction: Prediction, answer: str) -> str:
+        too = [answer] == self.right
+        return f"{self._what(prediction)} You predicted {answer}{', too' if too else ': ' + prediction.options[answer]}."
 
     def as_html(self) -> str:
         return f"<p><b>{escape(self.as_text())}</b></p>"
+
+    def as_data(self) -> dict:
+        asked = _asked[self._name]
+        says = {letter: self._beside(asked, letter) for letter in asked.options}
+        return {"outcome": self._name, "says": {"": self._what(asked), **says}}
 
 
 def predict(name: str, question: str, *options: str) -> Prediction:
@@ -210,6 +222,10 @@ class Replay(Shown):
 
     def as_html(self) -> str:
         return f"<pre>{escape(self.as_text())}</pre>"
+
+    def as_data(self) -> dict:
+        names = [name for name in _asked if name.startswith(self._notebook)]
+        return {"replay": self._notebook, "right": {name: "".join(_shown[name].right) for name in names}}
 
 
 def replay(notebook: str) -> Replay:

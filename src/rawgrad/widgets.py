@@ -1,10 +1,11 @@
 """Knobs that run a scenario and show its figure.
 
 What a cell shows says itself three times: live, as an <img> with its table for readers of a saved or untrusted notebook, and
-as text. A knob holds all the state there is, so every state can also be drawn ahead.
+as text. A knob holds all the state there is, so every state can also be drawn ahead, for a page without a kernel.
 """
 
 import base64
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -14,6 +15,7 @@ import ipywidgets
 from rawgrad import figures, scenarios
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
+_PAGE = "application/vnd.rawgrad.page+json"
 _BUTTONS_UP_TO = 4  # options; more, or longer ones, go into a dropdown
 _BUTTON_LETTERS = 26
 
@@ -23,6 +25,7 @@ class Shown(ipywidgets.VBox):
 
     if "google.colab" not in sys.modules:
         _ipython_display_ = None  # ipywidgets 7 would show itself by this, past the bundle below
+    ahead = False  # True, set on this class: the bundle has a fourth part, for `make html`
 
     def as_html(self) -> str:
         raise NotImplementedError
@@ -30,9 +33,14 @@ class Shown(ipywidgets.VBox):
     def as_text(self) -> str:
         raise NotImplementedError
 
+    def as_data(self) -> dict:
+        """What a page without a kernel needs in order to show this in each of its states."""
+        raise NotImplementedError
+
     def _repr_mimebundle_(self, **_formats) -> dict:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        return {_VIEW: view, "text/html": self.as_html(), "text/plain": self.as_text()}
+        bundle = {_VIEW: view, "text/html": self.as_html(), "text/plain": self.as_text()}
+        return {**bundle, _PAGE: self.as_data()} if self.ahead else bundle
 
 
 class Knobs(Shown):
@@ -60,13 +68,17 @@ class Knobs(Shown):
         for control in self.controls.values():
             control.value = control.options[0][1]
 
-    def _redraw(self) -> None:
+    def _drawn(self, *values) -> tuple[str, str]:
+        """Picture and table; no picture, and the sentence of the error, where there is one."""
         try:
-            self._svg, self._table = self._draw(*(control.value for control in self.controls.values()))
-            self._picture.value = self._svg
+            return self._draw(*values)
         except Exception as problem:  # an observer's exception would show nowhere
-            self._svg, self._table = "", f"{type(problem).__name__}: {problem}"
-            self._picture.value = f'<p role="alert" style="{_PLAIN}"><b>{escape(self._table)}</b></p>'
+            return "", f"{type(problem).__name__}: {problem}"
+
+    def _redraw(self) -> None:
+        self._svg, self._table = self._drawn(*(control.value for control in self.controls.values()))
+        alert = f'<p role="alert" style="{_PLAIN}"><b>{escape(self._table)}</b></p>'
+        self._picture.value = self._svg or alert
 
     def as_html(self) -> str:
         picture = ""
@@ -80,6 +92,29 @@ class Knobs(Shown):
     def as_text(self) -> str:
         knobs = "; ".join(f"{name}: {control.value}" for name, control in self.controls.items())
         return f"{knobs}\n{self._table}"
+
+    def as_data(self) -> dict:
+        """Every state drawn ahead. Thousands of pictures share their pieces, so each piece is there once.
+
+        `states` counts through the knobs as nested loops do, the last knob innermost, and gives each state's place in `shown`:
+        the pieces of the picture, then those of the table.
+        """
+        pieces, shown = {}, {}
+
+        def numbered(whole: str, between: str) -> tuple[int, ...]:
+            return tuple(pieces.setdefault(piece, len(pieces)) for piece in whole.replace(between, f"{between}\0").split("\0"))
+
+        def drawn(values) -> tuple:
+            svg, table = self._drawn(*values)
+            return numbered(svg, "/>"), numbered(table, "\n")
+
+        every = itertools.product(*([value for _, value in control.options] for control in self.controls.values()))
+        states = [shown.setdefault(drawn(values), len(shown)) for values in every]
+        knobs = [
+            {"name": name, "options": [label for label, _ in control.options], "buttons": hasattr(control, "button_style")}
+            for name, control in self.controls.items()
+        ]
+        return {"knobs": knobs, "states": states, "shown": list(shown), "pieces": list(pieces)}
 
 
 _PLAIN = "background:#fff;color:#000;border:2px solid #000;padding:0.5em;line-height:1.4"
