@@ -33,7 +33,7 @@ def matches_differences(subject: Subject) -> Seen:
     try:
         with subject.seeded():
             torch.autograd.gradcheck(
-                lambda *given: tuple(subject.differentiable(subject.call(given))),
+                lambda *given: tuple(subject.differentiable(subject.call([_copied(value) for value in given]))),
                 inputs,
                 fast_mode=size > _FAST_FROM,
                 nondet_tol=1e-12,
@@ -43,6 +43,11 @@ def matches_differences(subject: Subject) -> Seen:
         yield "broken", f"gradcheck: {' '.join(lines[:3])}"[:300]
     except Exception as problem:  # it asks for a second backward of one graph, which may be refused
         raise Refused(f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"[:200]) from problem
+
+
+def _copied(value):
+    """gradcheck moves its inputs in place, so what func writes over them would move what is compared."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _by_one_direction(subject: Subject) -> Seen:
