@@ -21,9 +21,18 @@ ALLOWED = {
     "specimens": {"cuda", "ops.rotary", "ops.square", "raw", "runtime"},
     "scenarios": {"cuda", "ops.rotary", "probes", "raw", "runtime", "specimens"},
     "figures": {"scenarios"},
+    **{
+        f"doctor.{family}": {"doctor.checks", "doctor.subject"}
+        for family in ("derivatives", "graph", "layouts", "memory", "rounding", "sizes", "streams", "upstream")
+    },
+    "doctor.report": set(),
+    "doctor.subject": {"probes"},
+    "doctor.checks": {"doctor.report", "doctor.subject"},
+    "doctor.lifetime": {"doctor.checks", "doctor.memory", "doctor.subject"},
+    "doctor": {"doctor", "doctor.checks", "doctor.report", "doctor.subject"},  # its families by name, so that they register
     "widgets": {"figures", "scenarios"},
     "exercises": {"ops.rotary", "probes", "runtime", "scenarios", "widgets"},
-    "__init__": {"runtime", "ops.rotary", "ops.square", "probes"},
+    "__init__": {"doctor", "runtime", "ops.rotary", "ops.square", "probes"},
     "__main__": {"preflight"},
 }
 MODULES = {".".join(p.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): p for p in SRC.rglob("*.py")}
@@ -78,7 +87,7 @@ def test_the_readmes_map_matches_the_tree():
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         assert notebook.stem in text
     for name in MODULES:
-        if not name.startswith(("_", "ops")):
+        if not name.startswith(("_", "ops", "doctor.")) and name != "doctor":
             assert f"{name}.py" in text, name
 
 

@@ -77,6 +77,9 @@ def keeps_calls_apart(subject: Subject) -> Seen:
 @check("return new memory for every gradient: a view of a kept buffer is taken over as .grad", "03")
 def accumulates(subject: Subject) -> Seen:
     """Two micro-batches add up in .grad, and another parameter's backward leaves it alone. By .backward(), which takes over."""
+    if not subject.leaves:
+        yield "skipped", "func writes over its inputs and declares it, so they are no leaves and have no .grad"
+        return
     leaves, other = subject.inputs(), subject.inputs()
     second = [2 * dy for dy in subject.upstreams]
     for given in ([dy.clone() for dy in subject.upstreams], [dy.clone() for dy in second]):
@@ -109,9 +112,9 @@ def shares_with_siblings(subject: Subject) -> Seen:
                 inputs = subject.inputs()
                 other = beside(c) if first == "it" else None
                 outputs = subject.differentiable(subject.call(inputs))
-                z = outputs[n] + (beside(c) if other is None else other)
-                given = subject.upstreams[n].clone()
-                _attempted(subject, lambda z=z, g=given: z.backward(g), *_values(subject, inputs))
+                outputs[n] = outputs[n] + (beside(c) if other is None else other)
+                given = [dy.clone() for dy in subject.upstreams]
+                _attempted(subject, lambda o=outputs, g=given: torch.autograd.backward(o, g), *_values(subject, inputs))
                 wrong = subject.off(c.grad, (5 if name == "5 * c" else 1) * subject.upstreams[n], "the gradient of c")
                 if wrong:
                     yield "broken", f"in f(x) + {name}, {name} made {'first' if first == 'it' else 'last'}: {wrong}"
@@ -122,10 +125,10 @@ def shares_with_siblings(subject: Subject) -> Seen:
                 leaf = inputs[m]
                 inputs[m] = h = 1 * leaf
                 outputs = subject.differentiable(subject.call(inputs))
-                given = subject.upstreams[n].clone()
-                (got,) = _attempted(subject, lambda z=h + outputs[n], leaf=leaf, g=given: torch.autograd.grad(z, leaf, g))
-                alone = [dy if k == n else torch.zeros_like(dy) for k, dy in enumerate(subject.upstreams)]
-                right = subject.truth(upstream=alone)[1][subject.wanted.index(m)]
+                outputs[n] = h + outputs[n]
+                given = [dy.clone() for dy in subject.upstreams]
+                (got,) = _attempted(subject, lambda o=outputs, leaf=leaf, g=given: torch.autograd.grad(o, leaf, g))
+                right = subject.truth()[1][subject.wanted.index(m)]
                 right = subject.upstreams[n] + (0 if right is None else right.to(y.dtype))
                 wrong = subject.off(got, right, f"the gradient of h, input {m}")
                 if wrong:

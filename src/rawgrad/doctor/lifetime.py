@@ -75,9 +75,10 @@ def lets_go(subject: Subject) -> Seen:
 
     alive, inputs = [], subject.inputs()
     with _Born() as born:
-        for _ in range(4):
-            once()
+        for calls in (2, 4):
+            for _ in range(calls):
+                once()
             gc.collect()
             alive.append(born.alive())
-    if alive[3] > alive[2] > alive[1]:
-        yield "unsafe", f"after calls 2, 3 and 4, all results dropped, {alive[1]}, {alive[2]} and {alive[3]} tensors are alive"
+    if alive[1] - alive[0] >= 4:
+        yield "unsafe", f"after 2 calls, all results dropped, {alive[0]} tensors are alive, and after 6 calls {alive[1]}"

@@ -83,6 +83,7 @@ class Subject:
             if inputs[n].layout != torch.strided:
                 raise ValueError(f"examine needs strided tensors, and input {n} is {inputs[n].layout}")
         self.device = inputs[self.wanted[0]].device
+        self.leaves = True  # False: func writes over its input and says so, which autograd refuses for a leaf
         self.fill = 0.0  # of what torch.empty hands out, so that what nobody wrote is the same in every check but its own
         self.alone = False  # in a process of its own, where a crash harms nobody
 
@@ -96,7 +97,7 @@ class Subject:
                 value = change[n]
             elif isinstance(value, Tensor):
                 value = _leaf_like(value, n in self.wanted, dtype)
-            made.append(value)
+            made.append(value.clone() if n in self.wanted and not self.leaves else value)
         return made
 
     def upstream(self, outputs: Sequence[Tensor], salt: int = 0) -> list[Tensor]:
@@ -165,21 +166,30 @@ class Subject:
     # What is right
 
     def learn(self) -> None:
-        """Run once on plain copies; afterwards `outputs`, `grads` and `upstreams` are there.
+        """Run twice on plain copies; afterwards `outputs`, `grads`, `first_grads` and `upstreams` are there.
 
         Raises:
             Refused, Crashed: on what the caller gave.
         """
+        try:
+            self.first_grads = self._learnt()
+        except Refused as refusal:
+            if "leaf Variable" not in str(refusal):
+                raise
+            self.leaves = False
+            self.first_grads = self._learnt()
+        self.grads = self._learnt()  # of a second call: the first may have been one of its own
+
+    def _learnt(self) -> list[Tensor | None]:
         inputs = self.inputs()
         outputs = self.attempt(lambda: self.call(inputs))
         self.all_outputs = [y.detach() for y in outputs]
-        self.outputs = [y.detach() for y in self.differentiable(outputs)]
+        self.outputs = [y.detach().clone() for y in self.differentiable(outputs)]
         self.upstreams = self.upstream(self.outputs)
-        if self.outputs:
-            self.grads = self.attempt(lambda: self.gradients(self.differentiable(outputs), inputs, self.upstream(self.outputs)))
-        else:
-            self.grads = [None] * len(self.wanted)
-        self.first_grads = self.grads
+        if not self.outputs:
+            return [None] * len(self.wanted)
+        grads = self.attempt(lambda: self.gradients(self.differentiable(outputs), inputs, self.upstream(self.outputs)))
+        return [None if g is None else g.clone() for g in grads]
 
     def truth(self, change: dict[int, Tensor] | None = None, upstream: Sequence[Tensor] | None = None):
         """Right outputs and gradients for these values: by the reference in float64, or by func on contiguous copies."""
