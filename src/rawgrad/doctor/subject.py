@@ -107,7 +107,7 @@ class Subject:
             generator = torch.Generator().manual_seed(self.seed + 1009 * salt + n + 1)
             real = y.dtype if not y.is_complex() else y.dtype.to_real()
             wide = torch.float32 if real in (torch.float16, torch.bfloat16) else real
-            numbers = torch.randn(*y.shape, *((2,) if y.is_complex() else ()), generator=generator, dtype=wide) + 0.5
+            numbers = torch.randn((*y.shape, *((2,) if y.is_complex() else ())), generator=generator, dtype=wide) + 0.5
             numbers = torch.view_as_complex(numbers) if y.is_complex() else numbers
             made.append(numbers.to(dtype=y.dtype, device=y.device))
         return made
