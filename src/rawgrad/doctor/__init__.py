@@ -8,10 +8,14 @@ from dataclasses import replace
 
 import torch
 
-from rawgrad.doctor import derivatives, graph, layouts, lifetime, memory, rounding, sizes, streams, upstream  # noqa: F401
 from rawgrad.doctor.checks import CHECKS
 from rawgrad.doctor.report import Broken, Finding, Report
 from rawgrad.doctor.subject import Crashed, Filled, Refused, Subject
+
+# isort: off
+from rawgrad.doctor import rounding, layouts, memory, upstream, graph, lifetime, derivatives, sizes, streams  # noqa: F401
+
+# isort: on  (the checks run in this order: values first, what is rare last)
 
 __all__ = ["CHECKS", "Broken", "Finding", "Report", "examination", "examine"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rawgrad.doctor.report import Finding
-from rawgrad.doctor.subject import Crashed, Filled, Refused, Subject
+from rawgrad.doctor.subject import Filled, Refused, Subject, sort
 
 Seen = Iterator[tuple[str, str] | tuple[str, str, bool]]  # verdict, evidence, and whether it is silent where that is not plain
 
@@ -25,10 +25,9 @@ class Check:
             with Filled(subject):
                 for verdict, evidence, *silent in self.look(subject):
                     seen.append(self._finding(verdict, evidence, silent[0] if silent else True))
-        except Refused as refusal:
-            seen.append(self._finding("refused", str(refusal), False))
-        except Crashed as crash:
-            seen.append(self._finding("broken", str(crash), False))
+        except Exception as problem:
+            refused = isinstance(problem := sort(problem), Refused)
+            seen.append(self._finding("refused" if refused else "broken", str(problem), False))
         finally:
             subject.fill = 0.0
         return seen or [self._finding("healthy", "", False)]

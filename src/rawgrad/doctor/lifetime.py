@@ -12,24 +12,23 @@ from rawgrad.doctor.subject import Subject
 
 
 class Held(TorchDispatchMode):
-    """Holds every storage that operators make, so that what is dropped can be found and written over."""
+    """Holds every storage that operators meet, so that what is dropped can be found and written over."""
 
     def __init__(self):
         super().__init__()
-        self.made: dict[int, torch.UntypedStorage] = {}
+        self.met: dict[int, torch.UntypedStorage] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {storage._cdata for storage in storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for storage in storages(result):
-            if storage._cdata not in given and storage.nbytes():
-                self.made.setdefault(storage._cdata, storage)
+        for storage in storages((args, kwargs, result)):
+            if storage.nbytes():
+                self.met.setdefault(storage._cdata, storage)
         return result
 
     def scribble(self) -> int:
         """Write NaN over what nobody else holds, as its next owner would; how many there were."""
         gc.collect()
-        dropped = [storage for storage in self.made.values() if torch._C._storage_Use_Count(storage._cdata) == 1]
+        dropped = [storage for storage in self.met.values() if torch._C._storage_Use_Count(storage._cdata) == 1]
         for storage in dropped:
             content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             content.fill_(255)  # NaN in every floating dtype

@@ -12,7 +12,7 @@ def agrees_with_reference(subject: Subject) -> Seen:
     if subject.reference is None:
         yield "skipped", "no reference was given: func is compared with itself, and with differences"
         return
-    outputs, grads = subject.truth()
+    outputs, grads = subject.referred()
     if len(outputs) != len(subject.outputs):
         yield "broken", f"{len(subject.outputs)} differentiable outputs where the reference has {len(outputs)}"
         return
@@ -34,7 +34,7 @@ def agrees_with_reference(subject: Subject) -> Seen:
 def _errors_of_torch(subject: Subject) -> list[float]:
     """How far the reference itself is from float64 when it runs in the caller's dtype."""
     outputs, grads = subject.run(subject.inputs(), lambda _: [dy.clone() for dy in subject.upstreams], subject.reference)
-    right_outputs, right = subject.truth()
+    right_outputs, right = subject.referred()
     errors = []
     for got, good in zip([*outputs, *grads], [*right_outputs, *right], strict=True):
         if got is None or good is None or not got.numel():
@@ -47,12 +47,12 @@ def _errors_of_torch(subject: Subject) -> list[float]:
 @check("accumulate in float32 or wider, and round once at the end", "04")
 def is_accurate(subject: Subject) -> Seen:
     """Long reductions in the caller's own dtype, against the reference in float64: at most four times torch's own error."""
-    if subject.reference is None or subject.rebuild is None:
-        yield "skipped", "needs a reference, and inputs that can be rebuilt"
+    if subject.reference is None or subject.rebuild is None or not subject.agrees:
+        yield "skipped", "needs a reference with which func agrees, and inputs that can be rebuilt"
         return
-    long = Subject(subject.func, subject.rebuild(4096), subject.reference, subject.seed, subject.tolerance)
+    long = subject.at(4096)
     subject.attempt(long.learn)
-    outputs, grads = long.truth()
+    outputs, grads = long.referred()
     names = [f"output {n}" for n in range(len(outputs))] + [f"the gradient of input {n}" for n in long.wanted]
     for what, got, right, torchs in zip(
         names, [*long.outputs, *long.grads], [*outputs, *grads], _errors_of_torch(long), strict=True

@@ -30,6 +30,16 @@ class Crashed(Exception):
     """The Function raised after it had changed something, or by a mistake of its code."""
 
 
+def sort(problem: Exception, changed: bool = False) -> Exception:
+    """What Python raised, as Refused or as Crashed, with the first line of what it said."""
+    if isinstance(problem, Refused | Crashed):
+        return problem
+    said = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"[:200]
+    if isinstance(problem, REFUSALS) and (not changed or "modified by an inplace operation" in said):
+        return Refused(said)  # autograd's version check is the loud end of a declared write
+    return Crashed(f"raised {said}{', after it had changed a tensor' if changed else ''}")
+
+
 class Filled(TorchDispatchMode):
     """Fills what torch.empty and its kin hand out with the subject's `fill`."""
 
@@ -83,9 +93,17 @@ class Subject:
             if inputs[n].layout != torch.strided:
                 raise ValueError(f"examine needs strided tensors, and input {n} is {inputs[n].layout}")
         self.device = inputs[self.wanted[0]].device
+        self.random = False  # func draws random numbers
+        self.agrees = True  # with its reference
         self.leaves = True  # False: func writes over its input and says so, which autograd refuses for a leaf
         self.fill = 0.0  # of what torch.empty hands out, so that what nobody wrote is the same in every check but its own
         self.alone = False  # in a process of its own, where a crash harms nobody
+
+    def at(self, size: int) -> "Subject":
+        """The same at another size."""
+        other = Subject(self.func, self.rebuild(size), self.reference, self.seed, self.tolerance)
+        other.leaves, other.agrees = self.leaves, self.agrees
+        return other
 
     # Copies
 
@@ -97,7 +115,7 @@ class Subject:
                 value = change[n]
             elif isinstance(value, Tensor):
                 value = _leaf_like(value, n in self.wanted, dtype)
-            made.append(value.clone() if n in self.wanted and not self.leaves else value)
+            made.append(value)
         return made
 
     def upstream(self, outputs: Sequence[Tensor], salt: int = 0) -> list[Tensor]:
@@ -124,8 +142,17 @@ class Subject:
 
     def call(self, inputs: Sequence, func: Callable | None = None) -> list[Tensor]:
         """The outputs, in order; whatever is no tensor is left out."""
+        if not self.leaves:
+            inputs = [value.clone() if n in self.wanted else value for n, value in enumerate(inputs)]
         with self.seeded():
-            return [y for y in tree_leaves((func or self.func)(*inputs)) if isinstance(y, Tensor)]
+            before = self._random_state()
+            outputs = [y for y in tree_leaves((func or self.func)(*inputs)) if isinstance(y, Tensor)]
+            self.random |= not torch.equal(before, self._random_state())
+        return outputs
+
+    def _random_state(self) -> Tensor:
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.device.type == "cuda" else [])]
+        return torch.cat(states)
 
     def differentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         return [y for y in outputs if y.requires_grad]
@@ -157,11 +184,7 @@ class Subject:
         try:
             return what()
         except Exception as problem:
-            said = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"[:200]
-            changed = before != [digest(tensor) for tensor in watched]
-            if changed or not isinstance(problem, REFUSALS):
-                raise Crashed(f"raised {said}{', after it had changed a tensor' if changed else ''}") from problem
-            raise Refused(said) from problem
+            raise sort(problem, before != [digest(tensor) for tensor in watched]) from problem
 
     # What is right
 
@@ -179,6 +202,11 @@ class Subject:
             self.leaves = False
             self.first_grads = self._learnt()
         self.grads = self._learnt()  # of a second call: the first may have been one of its own
+        if self.reference and self.outputs:
+            outputs, grads = self.referred()
+            same = len(outputs) == len(self.outputs)
+            wrong = same and [self.off(y, good, "") for y, good in zip(self.outputs, outputs, strict=True)]
+            self.agrees = same and not any(wrong) and not self.all_off(self.grads, grads)
 
     def _learnt(self) -> list[Tensor | None]:
         inputs = self.inputs()
@@ -192,16 +220,19 @@ class Subject:
         return [None if g is None else g.clone() for g in grads]
 
     def truth(self, change: dict[int, Tensor] | None = None, upstream: Sequence[Tensor] | None = None):
-        """Right outputs and gradients for these values: by the reference in float64, or by func on contiguous copies."""
-        if self.reference is None:
-            if change is None and upstream is None:
-                return self.outputs, self.grads
-            inputs = self.inputs({n: _leaf_like(t, n in self.wanted) for n, t in (change or {}).items()})
-            given = None if upstream is None else (lambda _: [dy.clone() for dy in upstream])
-            return self.run(inputs, given)
-        wide = torch.float64
+        """Right outputs and gradients for these values: the reference's, or func's own on contiguous copies where there is
+        none, or where func does not agree with it on plain inputs, which agrees_with_reference tells."""
+        if self.reference and self.agrees:
+            return self.referred(change, upstream)
+        if change is None and upstream is None:
+            return self.outputs, self.grads
+        inputs = self.inputs({n: _leaf_like(t, n in self.wanted) for n, t in (change or {}).items()})
+        return self.run(inputs, None if upstream is None else lambda _: [dy.clone() for dy in upstream])
+
+    def referred(self, change: dict[int, Tensor] | None = None, upstream: Sequence[Tensor] | None = None):
+        """Outputs and gradients of the reference, in float64."""
+        wide, given = torch.float64, self.upstreams if upstream is None else upstream
         inputs = self.inputs({n: _leaf_like(t, n in self.wanted, wide) for n, t in (change or {}).items()}, wide)
-        given = self.upstreams if upstream is None else upstream
         return self.run(inputs, lambda ys: [dy.to(y.dtype, copy=True) for dy, y in zip(given, ys, strict=True)], self.reference)
 
     def allowed(self, like: Tensor, right: Tensor) -> float:

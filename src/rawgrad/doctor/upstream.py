@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rawgrad.doctor.checks import Seen, check
-from rawgrad.doctor.subject import Subject
+from rawgrad.doctor.subject import Refused, Subject
 
 
 def _gradients(subject: Subject, upstream: list[Tensor]) -> list[Tensor | None]:
@@ -69,7 +69,11 @@ def takes_unused_outputs(subject: Subject) -> Seen:
         inputs = subject.inputs()
         outputs = subject.differentiable(subject.call(inputs))
         given = [subject.upstreams[used].clone()]
-        got = subject.attempt(lambda: subject.gradients([outputs[used]], inputs, given))  # noqa: B023
+        try:
+            got = subject.attempt(lambda: subject.gradients([outputs[used]], inputs, given))  # noqa: B023
+        except Refused as refusal:
+            yield "broken", f"where output {used} alone is used, it raises {refusal}", False
+            return
         alone = [dy if n == used else torch.zeros_like(dy) for n, dy in enumerate(subject.upstreams)]
         wrong = subject.all_off(got, subject.truth(upstream=alone)[1])
         if wrong:
