@@ -6,14 +6,17 @@ not show. The Functions are in ill.py.
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import wrap
 
 import torch
 from torch import Tensor
 
 from rawgrad import runtime
-from rawgrad.doctor import ill
+from rawgrad.doctor import examine, ill
+from rawgrad.doctor.report import Report
 
 
 @dataclass(frozen=True)
@@ -43,17 +46,74 @@ class Case:
     def healthy(self) -> Callable:
         return self.well.apply
 
-    def told(self) -> dict[str, tuple]:
+    def told(self) -> "Beside":
         """label -> (what the sick one gives, what is right), where it shows."""
         return _beside(self.shows(self.sick), self.shows(self.reference))
 
-    def hidden(self) -> dict[str, tuple]:
+    def hidden(self) -> "Beside":
         """The same in the near miss: equal, although nothing was cured."""
         return _beside(self.hides(self.sick), self.hides(self.reference))
 
+    def with_backward(self, backward: Callable) -> Callable:
+        """The healthy twin, with another backward."""
+        return type("Yours", (self.well,), {"backward": staticmethod(backward)}).apply
 
-def _beside(got: dict, right: dict) -> dict[str, tuple]:
-    return {label: (got[label], right[label]) for label in got}
+    def named_by(self, report: Report) -> str:
+        """The mechanism, where the report tells of the check that names it."""
+        return self.mechanism if any(finding.told for finding in report.of(self.check)) else "the doctor does not find it"
+
+    def excerpt(self, report: Report) -> "Excerpt":
+        """Of a report, the check that names this case, and the names of what else it tells."""
+        return Excerpt(report, self.check)
+
+
+class Beside(dict):
+    """label -> (what came, what is right), as a table."""
+
+    def __repr__(self) -> str:
+        rows = [(label, _said(got), _said(right)) for label, (got, right) in self.items()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            f"{label:{widths[0]}}   got {got:{widths[1]}}   {'right' if got == right else f'wrong, {right} is right'}"
+            for label, got, right in rows
+        )
+
+
+def _beside(got: dict, right: dict) -> Beside:
+    return Beside({label: (got[label], right[label]) for label in got})
+
+
+def _said(value) -> str:
+    if isinstance(value, list):
+        return (" / " if value and isinstance(value[0], list) else " ").join(map(_said, value))
+    return "None" if value is None else f"{value:g}"
+
+
+@dataclass(frozen=True, repr=False)
+class Excerpt:
+    """Of a report, one check in full, and the names of the others that tell something."""
+
+    report: Report
+    check: str
+
+    def __repr__(self) -> str:
+        (finding,) = self.report.of(self.check)
+        lines = [f"{self.report.subject}: {self.check} is {finding.verdict}{', silent' if finding.silent else ''}"]
+        lines += wrap(shortened(finding.evidence), 100, initial_indent="  ", subsequent_indent="  ")
+        if finding.remedy:
+            lines += wrap(finding.remedy, 100, initial_indent="  -> ", subsequent_indent="     ")
+        others = [other.check for other in self.report.findings if other.told and other.check != self.check]
+        return "\n".join([*lines, *wrap(f"also told: {', '.join(others) or 'nothing'}", 100, subsequent_indent="  ")])
+
+
+def shortened(evidence: str) -> str:
+    """Without the names of layouts that fail in the same way."""
+    return re.sub(r"; and (\d+) more: .*", r"; and in \1 more layouts", evidence)
+
+
+def examined(func: Callable, case: Case) -> Report:
+    """The doctor's report on `func` with a case's inputs and reference."""
+    return examine(func, case.inputs(), case.reference)
 
 
 # Runs that show it, and runs that hide it
