@@ -2,13 +2,16 @@
 
 import itertools
 import math
+from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
 from rawgrad import examine, runtime
 from rawgrad.doctor import ill
-from rawgrad.doctor.cases import CASES, nan_in_empty_memory, said_by_others
+from rawgrad.doctor.cases import CASES, Beside, examined, nan_in_empty_memory, said_by_others
+from rawgrad.exercises import check
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -215,3 +218,84 @@ def test_the_switch_is_put_back():
     with nan_in_empty_memory():
         assert torch.empty(3).isnan().all()
     assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
+
+
+# How they are told
+
+
+def test_a_run_is_told_as_a_table():
+    told = Beside({"sum": ([[0, -1.5]], [[1, 1]]), "a longer name": (None, None)})
+    assert repr(told) == "sum             got 0 -1.5   wrong, 1 1 is right\na longer name   got None     right"
+
+
+def test_an_excerpt_has_the_check_in_full_and_the_others_by_name():
+    case = CASES["T5"]
+    said = repr(case.excerpt(examined(case.sick, case)))
+    assert said.startswith("DoublesOneByOne: leaves_upstream_alone is unsafe, silent\n  backward writes over 4 of 4 elements")
+    assert said.endswith("also told: respects_upstream_strides, shares_with_siblings")
+    assert max(map(len, said.splitlines())) <= 100
+    said = repr(CASES["T1"].excerpt(examined(CASES["T1"].sick, CASES["T1"])))
+    assert "; and in 5 more layouts" in " ".join(said.split())
+
+
+def test_a_case_is_named_only_where_the_report_tells_of_it():
+    case = CASES["T4"]
+    assert case.named_by(examined(case.sick, case)) == case.mechanism
+    assert case.named_by(examined(case.healthy, case)) == "the doctor does not find it"
+
+
+def test_the_notebook_asks_the_cases_in_their_order_and_tells_their_symptoms():
+    (path,) = (Path(__file__).parent.parent / "notebooks").glob("05_*.ipynb")
+    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    places = [text.index(f"### {case.number}, {case.name}\n\n> {case.symptom}\n") for case in CASES.values()]
+    assert places == sorted(places)
+
+
+# The exercises
+
+
+def clones(ctx, dy):
+    return ill.RotatesUnguarded.backward(ctx, dy.clone())
+
+
+def refuses(ctx, dy):
+    if not dy.is_contiguous():
+        raise RuntimeError("contiguous gradients only")
+    return ill.Rotates.backward(ctx, dy)
+
+
+def turns_on(ctx, dy):
+    return -ill.Rotates.backward(ctx, dy)
+
+
+def not_written(ctx, dy):
+    raise NotImplementedError
+
+
+def ones(ctx, dy):
+    dx = torch.ones(ctx.shape, dtype=dy.dtype, device=dy.device)
+    return dx.index_copy(0, ctx.rows, dy.flatten(0, 1)[ctx.places]), None, None
+
+
+@pytest.mark.parametrize(
+    ("exercise", "backward", "evidence"),
+    [
+        ("05.1 guard", ill.RotatesUnguarded.backward, "respects_upstream_strides is broken: dy is one number, expanded"),
+        ("05.1 guard", clones, "respects_upstream_strides is broken: dy is axes 0 and 1 exchanged in memory"),
+        ("05.1 guard", refuses, "respects_upstream_strides is refused: dy is one number, expanded: RuntimeError: contiguous"),
+        ("05.1 guard", turns_on, "agrees_with_reference is broken: the gradient of input 0: 8 of 8 elements"),
+        ("05.1 guard", not_written, "runs is refused"),
+        ("05.2 rows", ill.PacksIntoEmpty.backward, "fills_its_results is broken"),
+        ("05.2 rows", ones, "agrees_with_reference is broken: the gradient of input 0: 2 of 7 elements"),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", None),
+)
+def test_a_wrong_answer_hears_which_check_is_broken(exercise, backward, evidence):
+    verdict = check(exercise, backward)
+    assert not verdict.passed
+    assert verdict.evidence.startswith(evidence), verdict.evidence
+
+
+@pytest.mark.parametrize(("exercise", "well"), [("05.1 guard", ill.Rotates), ("05.2 rows", ill.Packs)])
+def test_a_cure_passes(exercise, well):
+    assert check(exercise, well.backward).passed
