@@ -213,11 +213,18 @@ def test_a_read_past_the_storages_end_is_zero():
     assert ill.as_read(one).tolist() == [[5, 0], [0, 0]]
 
 
-def test_the_switch_is_put_back():
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+@pytest.mark.parametrize("before", [(False, False, False), (True, True, True), (True, False, False)])
+def test_the_switch_is_turned_on_and_put_back(before, monkeypatch):
+    def now():
+        warn = torch.is_deterministic_algorithms_warn_only_enabled()
+        return torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory, warn
+
+    mode, fill, warn = before
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)
+    torch.use_deterministic_algorithms(mode, warn_only=warn)
     with nan_in_empty_memory():
         assert torch.empty(3).isnan().all()
-    assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
+    assert now() == before
 
 
 # How they are told
