@@ -29,9 +29,11 @@ ALLOWED = {
     "doctor.subject": {"probes"},
     "doctor.checks": {"doctor.report", "doctor.subject"},
     "doctor.lifetime": {"doctor.checks", "doctor.memory", "doctor.subject"},
+    "doctor.ill": {"raw"},
+    "doctor.cases": {"doctor", "doctor.report", "runtime"},
     "doctor": {"doctor", "doctor.checks", "doctor.report", "doctor.subject"},  # its families by name, so that they register
     "widgets": {"figures", "scenarios"},
-    "exercises": {"ops.rotary", "probes", "runtime", "scenarios", "widgets"},
+    "exercises": {"doctor.cases", "ops.rotary", "probes", "runtime", "scenarios", "widgets"},
     "__init__": {"doctor", "runtime", "ops.rotary", "ops.square", "probes"},
     "__main__": {"preflight"},
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import test_cases as cases
 import test_exercises as known
 import torch
 from torch.autograd.function import once_differentiable
@@ -174,6 +175,9 @@ BROUGHT = {
     ("04.1 one shot", "announced alone"): known.one_shot(flag=False, graph=False),
     ("04.1 one shot", "`@once_differentiable`"): once_differentiable(known.one_shot(graph=False)),
     ("04.1 one shot", "new memory"): known.one_shot(write=False),
+    ("05.1 guard", "`dy.clone()`"): cases.clones,
+    ("05.1 guard", "raises for what is not contiguous"): cases.refuses,
+    ("05.2 rows", "`ones` for `empty`"): cases.ones,
 }
 ANSWERS = rows("exercise", "answer that people bring", "verdict")
 

@@ -5,6 +5,7 @@ again, a restart and the next day find it. A verdict rests on a run of the learn
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rawgrad import probes, runtime, scenarios
+from rawgrad.doctor.cases import CASES, examined, shortened
 from rawgrad.ops.rotary import rotary, rotary_reference
 from rawgrad.widgets import Shown
 
@@ -619,6 +621,20 @@ def _refuses_before_it_writes(function: type[torch.autograd.Function]) -> None:
         raise _NotYet("a second backward is refused after the gradient was written over x again: refuse first")
 
 
+def _examined(number: str, backward: Callable) -> str:
+    """A case's Function with this backward, before the doctor."""
+    report = examined(CASES[number].with_backward(backward), CASES[number])
+    told = [
+        f"{finding.check} is {finding.verdict}: {shortened(finding.evidence)}" for finding in report.findings if finding.told
+    ]
+    if told:
+        raise _NotYet(told[0] + (f" (and {len(told) - 1} more)" if told[1:] else ""))
+    for check in ("runs", CASES[number].check):
+        if report.verdict(check) != "healthy":
+            raise _NotYet(f"{check} is {report.verdict(check)}: {shortened(report.of(check)[0].evidence)}")
+    return f"the doctor finds nothing broken and nothing unsafe, and {CASES[number].check} is healthy"
+
+
 EXERCISES = {
     "00.1 place": _place,
     "01.1 two strides": _two_strides,
@@ -628,4 +644,6 @@ EXERCISES = {
     "02.2 right": _right,
     "03.1 beside": _beside,
     "04.1 one shot": _one_shot,
+    "05.1 guard": functools.partial(_examined, "T1"),
+    "05.2 rows": functools.partial(_examined, "T8"),
 }

@@ -93,6 +93,7 @@ class Subject:
             if inputs[n].layout != torch.strided:
                 raise ValueError(f"examine needs strided tensors, and input {n} is {inputs[n].layout}")
         self.device = inputs[self.wanted[0]].device
+        self.grads: list[Tensor | None] = [None] * len(self.wanted)  # until it has learnt
         self.random = False  # func draws random numbers
         self.agrees = True  # with its reference
         self.leaves = True  # False: func writes over its input and says so, which autograd refuses for a leaf
@@ -235,16 +236,21 @@ class Subject:
         inputs = self.inputs({n: _leaf_like(t, n in self.wanted, wide) for n, t in (change or {}).items()}, wide)
         return self.run(inputs, lambda ys: [dy.to(y.dtype, copy=True) for dy, y in zip(given, ys, strict=True)], self.reference)
 
-    def allowed(self, like: Tensor, right: Tensor) -> float:
-        """How far from `right` a number may be: a multiple of what rounding costs in `like`'s dtype."""
-        size = right.detach().abs().nan_to_num(0, 0, 0).max().item() if right.numel() else 0.0
+    def allowed(self, like: Tensor, right: Tensor, usual: Tensor | None = None) -> float:
+        """How far from `right` a number may be: a multiple of what rounding costs in `like`'s dtype.
+
+        Args:
+            usual: what stands here in an everyday run, so that a sum whose terms cancel may be off by what its terms round.
+        """
+        sizes = [t.detach().abs().nan_to_num(0, 0, 0).max().item() for t in (right, usual) if t is not None and t.numel()]
+        size = max(sizes, default=0.0)
         if self.tolerance is not None:
             return self.tolerance * max(size, 1e-30)
         if not (like.is_floating_point() or like.is_complex()):
             return 0.0
         return 16 * torch.finfo(like.dtype).eps * max(size, 1e-30) * max(1.0, math.log2(max(2, right.numel())))
 
-    def off(self, got: Tensor | None, right: Tensor | None, what: str) -> str | None:
+    def off(self, got: Tensor | None, right: Tensor | None, what: str, usual: Tensor | None = None) -> str | None:
         """What is wrong with `got`, in one clause with numbers; None where nothing is. A missing gradient is a zero one."""
         if got is None and right is None:
             return None
@@ -253,7 +259,7 @@ class Subject:
         if got.shape != right.shape:
             return f"{what} has shape {list(got.shape)} where {list(right.shape)} is right"
         wide_got, wide = _wide(got), _wide(right)
-        wrong = ~((wide_got - wide).abs() <= self.allowed(got, wide)) & ~(
+        wrong = ~((wide_got - wide).abs() <= self.allowed(got, wide, usual)) & ~(
             (wide_got == wide) | (wide_got.isnan() & wide.isnan())
         )
         if not wrong.any():
@@ -268,8 +274,8 @@ class Subject:
     def all_off(self, got: Sequence[Tensor | None], right: Sequence[Tensor | None] | None = None) -> str | None:
         """`off` of the first gradient that is wrong."""
         right = self.grads if right is None else right
-        for n, one, good in zip(self.wanted, got, right, strict=True):
-            wrong = self.off(one, good, f"the gradient of input {n}")
+        for n, one, good, usual in zip(self.wanted, got, right, self.grads, strict=True):
+            wrong = self.off(one, good, f"the gradient of input {n}", usual)
             if wrong:
                 return wrong
         return None
