@@ -32,10 +32,12 @@ ALLOWED = {
     "doctor.ill": {"raw"},
     "doctor.cases": {"doctor", "doctor.report", "runtime"},
     "doctor": {"doctor", "doctor.checks", "doctor.report", "doctor.subject"},  # its families by name, so that they register
+    "doctor.isolated": {"doctor", "doctor.report", "runtime"},
+    "doctor.command": {"doctor"},
     "widgets": {"figures", "scenarios"},
     "exercises": {"doctor.cases", "ops.rotary", "probes", "runtime", "scenarios", "widgets"},
     "__init__": {"doctor", "runtime", "ops.rotary", "ops.square", "probes"},
-    "__main__": {"preflight"},
+    "__main__": {"doctor", "preflight"},
 }
 MODULES = {".".join(p.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): p for p in SRC.rglob("*.py")}
 

@@ -185,7 +185,7 @@ def takes_one_tensor_twice(subject: Subject) -> Seen:
         ys, got = subject.attempt(lambda i=inputs: subject.run(i))
         good = [g for n, g in zip(subject.wanted, grads, strict=True) if n in (a, b) and g is not None]
         wrong = next(filter(None, (subject.off(y, right, "the output") for y, right in zip(ys, outputs, strict=True))), None)
-        wrong = wrong or (subject.off(got[subject.wanted.index(a)], sum(good), "its gradient") if good else None)
+        wrong = wrong or (subject.off(got[subject.wanted.index(a)], sum(good), "its gradient", *good) if good else None)
         if wrong:
             yield "broken", f"one tensor as inputs {a} and {b}: {wrong}"
             return

@@ -93,7 +93,7 @@ class Subject:
             if inputs[n].layout != torch.strided:
                 raise ValueError(f"examine needs strided tensors, and input {n} is {inputs[n].layout}")
         self.device = inputs[self.wanted[0]].device
-        self.grads: list[Tensor | None] = [None] * len(self.wanted)  # until it has learnt
+        self.grads: list[Tensor | None] = [None] * len(self.wanted)  # of plain inputs, once learnt
         self.random = False  # func draws random numbers
         self.agrees = True  # with its reference
         self.leaves = True  # False: func writes over its input and says so, which autograd refuses for a leaf
@@ -236,13 +236,10 @@ class Subject:
         inputs = self.inputs({n: _leaf_like(t, n in self.wanted, wide) for n, t in (change or {}).items()}, wide)
         return self.run(inputs, lambda ys: [dy.to(y.dtype, copy=True) for dy, y in zip(given, ys, strict=True)], self.reference)
 
-    def allowed(self, like: Tensor, right: Tensor, usual: Tensor | None = None) -> float:
-        """How far from `right` a number may be: a multiple of what rounding costs in `like`'s dtype.
-
-        Args:
-            usual: what stands here in an everyday run, so that a sum whose terms cancel may be off by what its terms round.
-        """
-        sizes = [t.detach().abs().nan_to_num(0, 0, 0).max().item() for t in (right, usual) if t is not None and t.numel()]
+    def allowed(self, like: Tensor, right: Tensor, *also: Tensor | None) -> float:
+        """How far from `right` a number may be: a multiple of what rounding costs in `like`'s dtype, at the size of `right` or
+        of `also`: where terms cancel, what is left is smaller than their rounding."""
+        sizes = [t.detach().abs().nan_to_num(0, 0, 0).max().item() for t in (right, *also) if t is not None and t.numel()]
         size = max(sizes, default=0.0)
         if self.tolerance is not None:
             return self.tolerance * max(size, 1e-30)
@@ -250,8 +247,13 @@ class Subject:
             return 0.0
         return 16 * torch.finfo(like.dtype).eps * max(size, 1e-30) * max(1.0, math.log2(max(2, right.numel())))
 
-    def off(self, got: Tensor | None, right: Tensor | None, what: str, usual: Tensor | None = None) -> str | None:
-        """What is wrong with `got`, in one clause with numbers; None where nothing is. A missing gradient is a zero one."""
+    def off(self, got: Tensor | None, right: Tensor | None, what: str, *also: Tensor | None, slack: float = 0.0) -> str | None:
+        """What is wrong with `got`, in one clause with numbers; None where nothing is. A missing gradient is a zero one.
+
+        Args:
+            also: of whose size rounding is allowed as well.
+            slack: that it may be off beyond rounding.
+        """
         if got is None and right is None:
             return None
         got = torch.zeros_like(right) if got is None else got.detach()
@@ -259,7 +261,7 @@ class Subject:
         if got.shape != right.shape:
             return f"{what} has shape {list(got.shape)} where {list(right.shape)} is right"
         wide_got, wide = _wide(got), _wide(right)
-        wrong = ~((wide_got - wide).abs() <= self.allowed(got, wide, usual)) & ~(
+        wrong = ~((wide_got - wide).abs() <= self.allowed(got, wide, *also) + slack) & ~(
             (wide_got == wide) | (wide_got.isnan() & wide.isnan())
         )
         if not wrong.any():
@@ -271,14 +273,41 @@ class Subject:
             f"{_said(got[tuple(first)])} where {_said(right[tuple(first)])} is right"
         )
 
-    def all_off(self, got: Sequence[Tensor | None], right: Sequence[Tensor | None] | None = None) -> str | None:
+    def all_off(
+        self,
+        got: Sequence[Tensor | None],
+        right: Sequence[Tensor | None] | None = None,
+        slack: Sequence[float] | None = None,
+    ) -> str | None:
         """`off` of the first gradient that is wrong."""
         right = self.grads if right is None else right
-        for n, one, good, usual in zip(self.wanted, got, right, self.grads, strict=True):
-            wrong = self.off(one, good, f"the gradient of input {n}", usual)
+        slack = [0.0] * len(got) if slack is None else slack
+        for n, one, good, plain, loose in zip(self.wanted, got, right, self.grads, slack, strict=True):
+            wrong = self.off(one, good, f"the gradient of input {n}", plain, slack=loose)
             if wrong:
                 return wrong
         return None
+
+    def unsteady(self, change: dict[int, Tensor]) -> tuple[list[float], list[float]]:
+        """How far func's own outputs and gradients move where every input in `change` moves by a rounding: much where terms
+        cancel, as in the layer norm of a constant row."""
+        runs = [self.run(self.inputs({n: _leaf_like(t, n in self.wanted) for n, t in change.items()}))]
+        shaken = {}
+        for n, t in change.items():
+            if t.is_floating_point() or t.is_complex():
+                generator = torch.Generator().manual_seed(self.seed + n)
+                up = torch.randint(0, 2, t.shape, generator=generator).to(t.device).bool()
+                eps = torch.finfo(t.dtype).eps
+                t = torch.where(up, t.detach() * (1 + eps), t.detach() * (1 - eps))
+            shaken[n] = t
+        runs.append(self.run(self.inputs({n: _leaf_like(t, n in self.wanted) for n, t in shaken.items()})))
+        return tuple(
+            [
+                0.0 if a is None or b is None or not a.numel() else (_wide(a) - _wide(b)).abs().nan_to_num(0, 0, 0).max().item()
+                for a, b in zip(one, other, strict=True)
+            ]
+            for one, other in zip(*runs, strict=True)
+        )
 
 
 def _leaf_like(tensor: Tensor, wanted: bool, dtype: torch.dtype | None = None) -> Tensor:
