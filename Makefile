@@ -26,8 +26,9 @@ handout: $(VENV)/installed  ## print docs/handout.html to docs/handout.pdf; need
 	$(PY) tools/handout.py
 reset: $(VENV)/installed  ## NB=02: put your copy of that notebook in work/archive/ and take a fresh one
 	@$(PY) tools/lab.py reset $(NB)
-bench: $(VENV)/installed  ## measure the lessons: redraws, keys in Chromium, first widget, notebooks
+bench: $(VENV)/installed  ## measure the lessons: redraws, keys in Chromium, first widget, notebooks, memory
 	$(PY) benchmarks/lessons.py
+	$(PY) benchmarks/memory.py
 lane-colab: .venv-colab/installed  ## the notebooks, with the same outputs, by the versions that Colab ships
 	$(<D)/bin/python -m pytest $(LANE)
 lane-colab-cpu: .venv-colab-cpu/installed  ## the same without Triton, as Colab has it without a GPU

@@ -152,10 +152,11 @@ def pip_lines(text: str) -> list[str]:
 
 def test_binder_gets_torchs_cpu_build_the_constraints_and_what_a_learner_needs(tmp_path):
     colab.build(tmp_path, "somebody/fork", "0123abc")
-    index, constraint, package = pip_lines((tmp_path / "environment.yml").read_text())
+    index, constraint, package, puller = pip_lines((tmp_path / "environment.yml").read_text())
     assert index == "--extra-index-url https://download.pytorch.org/whl/cpu"
     assert (tmp_path / constraint.removeprefix("--constraint ")).exists()
     assert package == "rawgrad[lab] @ git+https://github.com/somebody/fork@0123abc"
+    assert puller == "nbgitpuller"  # for hubs
     index, constraint, package = pip_lines((ROOT / "environment.yml").read_text())
     assert (ROOT / constraint.removeprefix("--constraint ")).exists()
     assert package == "--editable .[dev]"

@@ -32,13 +32,12 @@ OLD_INSTALL = re.compile(r"\Atry:\n    import rawgrad\nexcept ModuleNotFoundErro
 README = """\
 # rawgrad, for learners
 
-The notebooks of [rawgrad](https://github.com/{repository}) without outputs: a prediction is asked before its answer stands below it.
-Open one on Colab:
+The notebooks of [rawgrad](https://github.com/{repository}) without outputs: a prediction comes before its answer. On Colab:
 
 {lessons}
 
-This branch is written anew when the lessons change. Corrections go to `main`, and so does the question what a room or a hub needs:
-[rooms.md](https://github.com/{repository}/blob/main/docs/rooms.md).
+This branch is written anew when the lessons change. Corrections go to `main`, where
+[rooms.md](https://github.com/{repository}/blob/main/docs/rooms.md) says what a room or a hub needs.
 """
 
 
@@ -73,10 +72,13 @@ def dress(notebook, name: str, repository: str, ref: str) -> None:
 
 
 def environment(repository: str, ref: str) -> str:
-    """environment.yml for the branch: as the tree's, with the package from its repository, and no more than lessons need."""
+    """environment.yml for the branch: as the tree's, with the package from its repository, and no more than lessons need.
+
+    nbgitpuller is for hubs: it brings the branch into everybody's folder.
+    """
     text = (ROOT / "environment.yml").read_text()
     for old, new in (
-        ("--editable .[dev]", f"rawgrad[lab] @ {package(repository, ref)}"),
+        ("--editable .[dev]", f"rawgrad[lab] @ {package(repository, ref)}\n      - nbgitpuller"),
         ("--constraint tools/constraints/ci.txt", "--constraint constraints.txt"),
     ):
         assert old in text, old
