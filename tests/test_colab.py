@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 import pytest
@@ -57,8 +58,9 @@ def test_another_place_is_written_over_the_old_one(path):
 
 def test_the_pages_agree_with_pyproject():
     """Every repository that the README, docs/ and the forms name is this one."""
-    named = re.compile(r"github(?:\.com)?/([\w.-]+/[\w.-]+)")
-    found = {page: set(named.findall(page.read_text())) for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+    named = re.compile(r"(?:github(?:\.com)?|mybinder.org/v2/gh)/([\w.-]+/[\w.-]+)")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    found = {page.name: set(named.findall(unquote(page.read_text()))) for page in pages}
     assert set().union(*found.values()) == {REPOSITORY}, found
 
 

@@ -117,7 +117,7 @@ def test_the_kits_cheap_parts(tmp_path, monkeypatch):
     assert len(commands) == 2
     assert "--no-index --find-links wheels 'rawgrad[lab]'" in commands[0]
     assert commands[1] == "venv/bin/python rawgrad/tools/lab.py"
-    assert "takes 3 MB" in text
+    assert "unpacks 3 MB of wheels" in text
     assert "site/index.html" in text
     assert "site/" not in kit.readme(tmp_path, "1.2", site=False)
     monkeypatch.setattr(kit.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))

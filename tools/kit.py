@@ -22,7 +22,7 @@ For {system} on {processor}, Python {python}, and a C++ compiler. Copy this fold
     python{python} -m venv venv && venv/bin/python -m pip install --no-index --find-links wheels 'rawgrad[lab]'
     venv/bin/python rawgrad/tools/lab.py
 
-The first unpacks {megabytes} MB of wheels to about four times as much. The second copies the notebooks to rawgrad/work/ and opens
+The first unpacks {megabytes} MB of wheels to four times as much. The second copies the notebooks to rawgrad/work/ and opens
 JupyterLab; say it again whenever you come back.
 
 {site}rawgrad/ is the source of version {version}.
