@@ -88,8 +88,20 @@ def test_a_port_that_is_taken_is_passed_over():
         assert lab.free_port(port) > port
 
 
-def test_no_kernel_is_offered_but_the_one_with_rawgrad(tmp_path):
+def test_no_kernel_is_offered_but_the_one_with_rawgrad(tmp_path, monkeypatch):
     """Others that the machine has, one of them by the same name, are not in the list."""
+    from jupyterlab.labapp import LabApp
+
+    asked = []
+    monkeypatch.setattr(LabApp, "launch_instance", asked.extend)
+    monkeypatch.setattr(lab, "say_when_up", lambda port, address: None)
+    monkeypatch.setattr(lab, "quiet_settings", lambda: None)
+    for name in ("RAWGRAD_ANSWERS", "JUPYTERLAB_WORKSPACES_DIR"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(sys, "argv", ["lab.py"])
+    lab.main()
+    assert lab.OWN_KERNEL in asked
+
     for name in ("python3", "other"):
         folder = tmp_path / "data" / "kernels" / name
         folder.mkdir(parents=True)
