@@ -124,7 +124,7 @@ def test_nothing_that_is_there_is_upgraded(file):
     assert {"torch", "triton", "numpy", "ipywidgets", "matplotlib"} <= set(asked)
 
 
-@pytest.mark.parametrize("package", ["torch", "triton"])
+@pytest.mark.parametrize("package", ["torch", "triton", "matplotlib"])
 def test_the_oldest_lane_is_the_oldest_that_is_allowed(package):
     (floor,) = [
         next(iter(requirement.specifier)).version
