@@ -1,7 +1,9 @@
 """A learner's copies: never overwritten, without outputs, archived on reset."""
 
 import json
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,3 +86,33 @@ def test_a_port_that_is_taken_is_passed_over():
         taken.listen()
         port = taken.getsockname()[1]
         assert lab.free_port(port) > port
+
+
+def test_no_kernel_is_offered_but_the_one_with_rawgrad(tmp_path, monkeypatch):
+    """Others that the machine has, one of them by the same name, are not in the list."""
+    from jupyterlab.labapp import LabApp
+
+    asked = []
+    monkeypatch.setattr(LabApp, "launch_instance", asked.extend)
+    monkeypatch.setattr(lab, "say_when_up", lambda port, address: None)
+    monkeypatch.setattr(lab, "quiet_settings", lambda: None)
+    for name in ("RAWGRAD_ANSWERS", "JUPYTERLAB_WORKSPACES_DIR"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(sys, "argv", ["lab.py"])
+    lab.main()
+    assert lab.OWN_KERNEL in asked
+
+    for name in ("python3", "other"):
+        folder = tmp_path / "data" / "kernels" / name
+        folder.mkdir(parents=True)
+        (folder / "kernel.json").write_text('{"argv": ["/elsewhere/python"], "display_name": "Mine", "language": "python"}')
+    code = (
+        "import sys; from jupyter_server.serverapp import ServerApp; app = ServerApp(); "
+        "app.initialize(sys.argv[1:], new_httpserver=False); "
+        "print({name: spec['resource_dir'] for name, spec in app.kernel_spec_manager.get_all_specs().items()})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--allow-root", "--no-browser", lab.OWN_KERNEL],
+        capture_output=True, text=True, check=True, env={**os.environ, "JUPYTER_DATA_DIR": str(tmp_path / "data")},
+    )  # fmt: skip
+    assert done.stdout.strip() == str({"python3": str(Path(sys.prefix) / "share/jupyter/kernels/python3")})

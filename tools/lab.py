@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, WORK = ROOT / "notebooks", ROOT / "work"
 ANSWERS = WORK / "answers.json"
 VIEW = "application/vnd.jupyter.widget-view+json"
+# The one of this virtual environment: another that the machine offers would have no rawgrad.
+OWN_KERNEL = "--KernelSpecManager.allowed_kernelspecs=python3"
 
 
 def copy(source: Path, target: Path) -> None:
@@ -131,6 +133,7 @@ def main() -> None:
         f"--IdentityProvider.token={token}",
         f"--LabApp.default_url=/lab/tree/{first.name}",
         "--ContentsManager.pre_save_hook=lab.drop_views",
+        OWN_KERNEL,
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
         *(["--no-browser"] if "CI" in os.environ else []),
         *sys.argv[1:],

@@ -1,12 +1,13 @@
 """`make notebooks`: execute the notebooks and write them back normalised, so that two runs are equal byte for byte.
 
-It also draws the README's picture.
+It also writes Colab's badge and install line into them, and draws the README's picture.
 """
 
 import os
 import sys
 from pathlib import Path
 
+import colab
 import nbformat
 from nbclient import NotebookClient
 
@@ -75,6 +76,7 @@ if __name__ == "__main__":
     README_PICTURE.write_text(readme_picture())
     for path in sorted(NOTEBOOKS.glob(f"{''.join(sys.argv[1:])}*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
+        colab.dress(notebook, path.name, *colab.place())
         execute(notebook)
         normalise(notebook)
         path.write_text(text(notebook))

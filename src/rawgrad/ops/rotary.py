@@ -127,7 +127,8 @@ def _rotary_kernel(
         position = tl.load(positions_ptr + batch * position_batch_stride + seq * position_seq_stride).to(tl.int64)
     known = (position >= 0) & (position < table_len)
     pair = tl.arange(0, BLOCK_HALF)[None, :].to(tl.int64)
-    here = known & (pair < half)  # a position that the tables do not have gives NaN
+    # A position that the tables do not have gives NaN. Not `known &`: Triton 3.9's interpreter takes that for no mask.
+    here = pair < tl.where(known, half, 0)
     cos = tl.load(cos_ptr + position * cos_position_stride + pair * cos_dim_stride, mask=here, other=float("nan")).to(ACC)
     sin = tl.load(sin_ptr + position * sin_position_stride + pair * sin_dim_stride, mask=here, other=float("nan")).to(ACC)
     sin = sin * sign
