@@ -31,7 +31,13 @@ ALLOWED = {
     "doctor.lifetime": {"doctor.checks", "doctor.memory", "doctor.subject"},
     "doctor.ill": {"raw"},
     "doctor.cases": {"doctor", "doctor.report", "runtime"},
-    "doctor": {"doctor", "doctor.checks", "doctor.report", "doctor.subject"},  # its families by name, so that they register
+    "doctor": {
+        "doctor",
+        "doctor.checks",
+        "doctor.isolated",
+        "doctor.report",
+        "doctor.subject",
+    },  # its families by name, so that they register
     "doctor.isolated": {"doctor", "doctor.report", "runtime"},
     "doctor.command": {"doctor"},
     "widgets": {"figures", "scenarios"},

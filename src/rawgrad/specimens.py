@@ -520,7 +520,8 @@ class KeepsPointer(torch.autograd.Function):
         dy = dy.contiguous()
         dx = torch.empty_like(dy)
         grid = (-(-dy.numel() // 128),)
-        cuda.launch(_TIMES_WHAT_LIES_AT, "times_what_lies_at", grid, (128,), ctx.address, dy, dx, dy.numel())
+        address = ctx.saved_tensors[0].data_ptr() if ctx.saved_tensors else ctx.address
+        cuda.launch(_TIMES_WHAT_LIES_AT, "times_what_lies_at", grid, (128,), address, dy, dx, dy.numel())
         return dx, None
 
 
@@ -676,7 +677,7 @@ class SquareAndCube(GradientInSaved):
     @staticmethod
     def backward(ctx, dy: Tensor, dz: Tensor | None):
         (x,) = ctx.saved_tensors
-        dx = TwiceTheProduct.apply(x, dy, ctx.writer)
+        dx = torch.zeros_like(x) if dy is None else TwiceTheProduct.apply(x, dy, ctx.writer)
         return dx if dz is None else dx + 3 * x * x * dz, None
 
 

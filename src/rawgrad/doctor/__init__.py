@@ -30,6 +30,8 @@ def examine(
     allow: Mapping[str, str] | None = None,
     tolerance: float | None = None,
     progress: Callable[[str], None] | None = None,
+    isolate: str | None = None,
+    timeout: float = 60.0,
 ) -> Report:
     """Examine a Function for faults that gradcheck and opcheck cannot see.
 
@@ -44,6 +46,9 @@ def examine(
         allow: check -> reason: what is meant so becomes a note.
         tolerance: relative to the largest number; None: a multiple of the dtype's rounding.
         progress: is told each check's name before it runs.
+        isolate: "module:function", which a fresh process imports in place of func, so that hangs, segfaults and exhausted
+            memory are survived and reported; reference is then a name like it. Without it, only exceptions are survived.
+        timeout: seconds without a word from that process.
 
     Returns:
         A Report: `.ok` where nothing is broken, `.findings`, text and HTML, `raise_if_broken()`.
@@ -54,6 +59,11 @@ def examine(
     Cost: some hundreds of forwards and backwards of small inputs: give small ones. The tensors that are given are copied and
     not changed. Exceptions of func become findings; a crash of the process does not: see isolate.
     """
+    if isolate is not None:
+        from rawgrad.doctor.isolated import examine_isolated  # which imports this module
+
+        options = {"seed": seed, "checks": checks, "allow": allow, "tolerance": tolerance, "progress": progress}
+        return examine_isolated(isolate, inputs, reference, timeout=timeout, **options)
     found = tuple(
         examination(func, inputs, reference, seed=seed, checks=checks, allow=allow, tolerance=tolerance, progress=progress)
     )

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from rawgrad import probes
 
 GUARD = 512  # bytes before and behind a tensor, and any multiple of it: a GPU's allocator works in such blocks
+MOST = 16384  # elements, where sizes are tried: an interpreted kernel takes minutes for more
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError)  # others are mistakes of the code
 
 
@@ -105,6 +106,11 @@ class Subject:
         other = Subject(self.func, self.rebuild(size), self.reference, self.seed, self.tolerance)
         other.leaves, other.agrees = self.leaves, self.agrees
         return other
+
+    def most_rows(self) -> int:
+        """The largest size at which all inputs together hold no more than MOST elements."""
+        one, two = (sum(t.numel() for t in self.rebuild(size) if isinstance(t, Tensor)) for size in (1, 2))
+        return MOST if two <= one else max(1, (MOST - one) // (two - one))
 
     # Copies
 
