@@ -1,4 +1,4 @@
-.PHONY: help setup lab test notebooks html handout reset bench kit gpu records format lane-colab lane-colab-cpu
+.PHONY: help setup lab present test notebooks html handout reset bench kit gpu records format lane-colab lane-colab-cpu
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= tools/constraints/ci.txt
@@ -14,6 +14,8 @@ help:       ## this list
 setup: $(VENV)/installed  ## a virtual environment with everything; does nothing when it is there
 lab: $(VENV)/installed  ## copy the notebooks to work/ where they are missing, and open them in JupyterLab
 	@exec $(PY) tools/lab.py
+present: $(VENV)/installed  ## the same for a projector: one notebook and nothing beside it
+	@exec $(PY) tools/lab.py present
 test: $(VENV)/installed  ## all tests: package, notebooks, browser
 	$(PY) -m ruff check --quiet .
 	$(PY) -m ruff format --check --quiet .

@@ -475,6 +475,16 @@ def test_tomorrow_the_copy_shows_pictures_and_the_kept_answer(page, browser, lab
     tomorrow.close()
 
 
+def test_the_presenters_page_has_nothing_beside_the_notebook(browser, lab):
+    """At 1280 pixels and a zoom of 125 %, a picture has its own size: 18 pixels of type become 22."""
+    page = browser.new_page(viewport={"width": 1024, "height": 640}, device_scale_factor=1.25)
+    page.goto(lab.address.replace("/lab/tree/", "/doc/tree/"))
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    assert page.locator(".jp-DirListing").count() == 0 or not page.locator(".jp-DirListing").first.is_visible()
+    assert page.locator(".jp-Notebook").bounding_box()["width"] > 900
+    page.close()
+
+
 def test_one_ctrl_c_stops_it(lab):
     assert lab.stop() < 15
     assert lab.process.returncode == 0

@@ -114,11 +114,14 @@ def quiet_settings() -> None:
 
 def main() -> None:
     first = copy_missing()[0]
+    presenting = sys.argv[1:2] == ["present"]
+    del sys.argv[1 : 1 + presenting]
     quiet_settings()
     os.environ["RAWGRAD_ANSWERS"] = str(ANSWERS)
     os.environ.setdefault("JUPYTERLAB_WORKSPACES_DIR", str(WORK / ".workspaces"))  # no tabs from elsewhere
     port, token = free_port(), secrets.token_hex(16)
-    address = f"http://127.0.0.1:{port}/lab/tree/{first.name}?token={token}"
+    page = f"{'doc' if presenting else 'lab'}/tree/{first.name}"  # doc: one notebook, and nothing beside it
+    address = f"http://127.0.0.1:{port}/{page}?token={token}"
     threading.Thread(target=say_when_up, args=(port, address), daemon=True).start()
     from jupyterlab.labapp import LabApp
 
@@ -131,7 +134,7 @@ def main() -> None:
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
         f"--IdentityProvider.token={token}",
-        f"--LabApp.default_url=/lab/tree/{first.name}",
+        f"--LabApp.default_url=/{page}",
         "--ContentsManager.pre_save_hook=lab.drop_views",
         OWN_KERNEL,
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
