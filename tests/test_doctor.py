@@ -190,7 +190,7 @@ def test_a_declared_write_in_forward_is_a_note():
 
 
 def test_what_is_allowed_becomes_a_note():
-    func = lambda x: specimens.DoublesInPlace.apply(x, None)  # noqa: E731
+    func = lambda x: specimens.DoublesInPlace.apply(x, "torch")  # noqa: E731
     meant = {"leaves_upstream_alone": "saves memory, by design", "shares_with_siblings": "no residual here"}
     report = rawgrad.examine(func, SQUARE, allow=meant)
     assert report.ok
