@@ -19,7 +19,7 @@ present: $(VENV)/installed  ## the same for a projector: one notebook and nothin
 test: $(VENV)/installed  ## all tests: package, notebooks, browser
 	$(PY) -m ruff check --quiet .
 	$(PY) -m ruff format --check --quiet .
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=auto --dist=loadfile
 notebooks: $(VENV)/installed  ## execute the notebooks and write them back with their outputs; NB=02 for one
 	$(PY) tools/notebooks.py $(NB)
 html: $(VENV)/installed  ## the lessons as pages in site/, which need no kernel and no network
