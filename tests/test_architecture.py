@@ -101,6 +101,16 @@ def test_the_readmes_map_matches_the_tree():
             assert f"{name}.py" in text, name
 
 
+def test_links_inside_the_repository_lead_somewhere():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    checked = 0
+    for page in pages:
+        for link in re.findall(r"\]\(([\w./-]+\.(?:md|html|pdf|svg))\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+            checked += 1
+    assert checked > 5
+
+
 def test_make_commands_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z]+(?:-[a-z]+)*)\b", (ROOT / "README.md").read_text())):

@@ -113,6 +113,13 @@ def test_what_is_committed_is_normalised(path):
             assert defines, f"{cell.id}: an output is missing"
 
 
+@each_notebook
+def test_it_says_what_it_was_last_verified_with(path):
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "tools/constraints/ci.txt").read_text(), flags=re.MULTILINE))
+    said = read(path).metadata["rawgrad"]["last_verified_with"]
+    assert said == {name: pins[name] for name in ("torch", "triton", "numpy", "ipywidgets", "matplotlib")}
+
+
 def test_the_readmes_picture_is_what_a_run_draws():
     assert tool.README_PICTURE.read_text() == tool.readme_picture()
 

@@ -5,6 +5,7 @@ It also writes Colab's badge and install line into them, and draws the README's 
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import colab
@@ -40,7 +41,8 @@ def normalise(notebook) -> None:
                 output.metadata.clear()
             if output.output_type == "execute_result":
                 output.execution_count = count
-    notebook.metadata = nbformat.from_dict(METADATA)
+    kept = {key: notebook.metadata[key] for key in ("rawgrad",) if key in notebook.metadata}  # what it was verified with
+    notebook.metadata = nbformat.from_dict({**METADATA, **kept})
 
 
 def _joined(outputs: list) -> list:
@@ -58,6 +60,11 @@ def execute(notebook) -> None:
     """Run `notebook` from top to bottom in a fresh kernel of this Python, in place."""
     os.environ.pop("RAWGRAD_ANSWERS", None)  # nobody's answers
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+
+
+def verified_with() -> dict[str, str]:
+    """The versions that a notebook was last verified with."""
+    return {name: metadata.version(name).partition("+")[0] for name in ("torch", "triton", "numpy", "ipywidgets", "matplotlib")}
 
 
 def text(notebook) -> str:
@@ -79,5 +86,6 @@ if __name__ == "__main__":
         colab.dress(notebook, path.name, *colab.place())
         execute(notebook)
         normalise(notebook)
+        notebook.metadata["rawgrad"] = {"last_verified_with": verified_with()}
         path.write_text(text(notebook))
         print(f"{path.name}: {sum(c.cell_type == 'code' for c in notebook.cells)} code cells")
