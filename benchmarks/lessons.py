@@ -109,8 +109,23 @@ def notebooks() -> None:
         report(f"nbval, {notebook.stem}", [timed(run) for _ in range(3)], 1, "s ")
 
 
+def doctor() -> None:
+    """The whole examination of square, by each backend at [8, 8], and how it grows."""
+    import torch
+
+    import rawgrad
+
+    for backend, size in (("triton", 8), ("cuda", 8), ("torch", 8), ("cuda", 16), ("cuda", 32)):
+        x = torch.linspace(-1, 1, size * size).view(size, size).requires_grad_()
+        square = partial(rawgrad.square, backend=backend)
+        rawgrad.examine(square, (x,), torch.square)
+        run = partial(rawgrad.examine, square, (x,), torch.square)
+        report(f"examine square, {backend}, [{size}, {size}]", [timed(run) for _ in range(3)], 1, "s ")
+
+
 if __name__ == "__main__":
     redraws()
+    doctor()
     keys()
     first_widget()
     notebooks()
