@@ -155,6 +155,15 @@ def shows(page: Page, where, title: str) -> None:
     assert element
 
 
+def settled(page: Page) -> None:
+    """Wait until what was turned has reached the kernel and come back: the front end holds a change back while it is busy."""
+    for _ in range(2):
+        page.wait_for_timeout(60)
+        page.wait_for_function(
+            "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'", timeout=30_000
+        )
+
+
 def ran(browser, lab: Lab, notebook: str):
     page = open_notebook(browser, lab, notebook)
     run_all(page)
@@ -412,13 +421,14 @@ def test_every_widget_turns_at_1024_pixels_and_no_output_shuts_anybody_out(noteb
             for select in where.locator("select").all():
                 for value in select.locator("option").all_text_contents():
                     select.select_option(label=value)
+                    settled(page)
                     turned += 1
             for button in where.locator(".widget-toggle-buttons button").all():
                 button.click()
+                settled(page)
                 turned += 1
-            page.wait_for_timeout(300)
             assert where.locator("[role=alert]").count() == 0, id_
-            page.wait_for_timeout(500)  # the last of the redraws
+            settled(page)
             picture.screenshot(path=ARTEFACTS / f"lab-{notebook}-{id_}.png")
             where.locator("button", has_text="Reset").click()
             shows(page, where, before)

@@ -95,7 +95,7 @@ def test_torchs_own_index_may_be_silent(tmp_path):
 
 
 def test_make_help_names_every_target():
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     named = {line.split()[0] for line in done.stdout.splitlines() if line}
     phony = (ROOT / "Makefile").read_text().splitlines()[0].removeprefix(".PHONY: ").split()
     assert named == set(phony)
