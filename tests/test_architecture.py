@@ -23,12 +23,13 @@ ALLOWED = {
     "figures": {"scenarios"},
     **{
         f"doctor.{family}": {"doctor.checks", "doctor.subject"}
-        for family in ("derivatives", "graph", "layouts", "memory", "rounding", "sizes", "streams", "upstream")
+        for family in ("derivatives", "graph", "layouts", "rounding", "sizes", "streams", "upstream")
     },
     "doctor.report": set(),
     "doctor.subject": {"probes"},
     "doctor.checks": {"doctor.report", "doctor.subject"},
-    "doctor.lifetime": {"doctor.checks", "doctor.memory", "doctor.subject"},
+    "doctor.lifetime": {"doctor.checks", "doctor.subject", "probes"},
+    "doctor.memory": {"doctor.checks", "doctor.subject", "probes"},
     "doctor.ill": {"raw"},
     "doctor.cases": {"doctor", "doctor.report", "runtime"},
     "doctor": {

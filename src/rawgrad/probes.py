@@ -112,7 +112,7 @@ class Peak:
     """
 
     def __init__(self, device: str):
-        self._mode = None if device == "cuda" else _Alive()
+        self._mode = None if device == "cuda" else Alive()
 
     def __enter__(self) -> "Peak":
         self._collects = gc.isenabled()
@@ -147,13 +147,13 @@ class Peak:
         return self._mode.now() if self._mode else torch.cuda.memory_allocated() - self._before
 
 
-def _storages(tree) -> list[torch.UntypedStorage]:
+def storages(tree) -> list[torch.UntypedStorage]:
     """Of every strided tensor with memory in `tree`, and the storages in it themselves."""
     tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.layout == torch.strided and not t.is_meta]
     return [t.untyped_storage() for t in tensors] + [s for s in tree_leaves(tree) if isinstance(s, torch.UntypedStorage)]
 
 
-class _Alive(TorchDispatchMode):
+class Alive(TorchDispatchMode):
     """Follows the storages that operators make, by weak references, and those that they make grow."""
 
     def __init__(self):
@@ -162,9 +162,9 @@ class _Alive(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}  # a weak reference keeps the key from coming back
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {storage._cdata: storage.nbytes() for storage in _storages((args, kwargs))}
+        given = {storage._cdata: storage.nbytes() for storage in storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for key, storage in {storage._cdata: storage for storage in _storages((args, kwargs, result))}.items():
+        for key, storage in {storage._cdata: storage for storage in storages((args, kwargs, result))}.items():
             reference, nbytes = self._storages.get(key, (None, 0))
             grown = storage.nbytes() - given.get(key, nbytes)
             if grown:
@@ -172,9 +172,14 @@ class _Alive(TorchDispatchMode):
         self.most = max(self.most, self.now())
         return result
 
-    def now(self) -> int:
+    def sizes(self) -> list[int]:
+        """Bytes of each that is alive."""
         self._storages = {key: entry for key, entry in self._storages.items() if not entry[0].expired()}
-        return sum(nbytes for _, nbytes in self._storages.values())
+        return [nbytes for _, nbytes in self._storages.values()]
+
+    def now(self) -> int:
+        """Bytes of all that are alive."""
+        return sum(self.sizes())
 
 
 def shared_memory(module: torch.nn.Module) -> list[tuple[str, str]]:

@@ -52,22 +52,12 @@ def _copied(value):
 
 def _by_one_direction(subject: Subject) -> Seen:
     real = [n for n in subject.wanted if subject.given[n].dtype == torch.float32]
-    if not real or subject.grads is None or any(y.dtype != torch.float32 for y in subject.outputs):
+    if not real or any(y.dtype != torch.float32 for y in subject.outputs):
         yield "skipped", "func does not take float64, and float32 is too coarse here"
         return
-    step = 1e-2
     directions = dict(zip(real, subject.upstream([subject.given[n].detach() for n in real], salt=7), strict=True))
 
-    def along(sign: float) -> float:
-        inputs = subject.inputs()
-        with torch.no_grad():
-            for n, direction in directions.items():
-                inputs[n] += sign * step * direction
-        outputs = subject.attempt(lambda: subject.call(inputs))
-        ours = [y for y, all_ in zip(outputs, subject.all_outputs, strict=True) if all_.is_floating_point()]
-        return sum((y.double() * dy.double()).sum().item() for y, dy in zip(ours, subject.upstreams, strict=False))
-
-    difference = (along(1) - along(-1)) / (2 * step)
+    difference = subject.difference(directions, subject.upstreams, 1e-2)
     right = sum(
         (subject.grads[subject.wanted.index(n)].double() * direction.double()).sum().item()
         for n, direction in directions.items()

@@ -26,7 +26,7 @@ def repeats(subject: Subject) -> Seen:
     outputs = subject.differentiable(subject.call(inputs))
     first = subject.attempt(lambda: subject.gradients(outputs, inputs, subject.upstream(outputs), retain_graph=True))
     first = [None if g is None else g.clone() for g in first]
-    watched = [inputs[n] for n in subject.tensors]
+    watched = _values(subject, inputs)
     second = subject.attempt(lambda: subject.gradients(outputs, inputs, subject.upstream(outputs)), *watched)
     wrong = subject.all_off(second, first)
     if wrong:

@@ -3,11 +3,10 @@
 import gc
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rawgrad import probes
 from rawgrad.doctor.checks import Seen, check
-from rawgrad.doctor.memory import storages
 from rawgrad.doctor.subject import Subject
 
 
@@ -20,7 +19,7 @@ class Held(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for storage in storages((args, kwargs, result)):
+        for storage in probes.storages((args, kwargs, result)):
             if storage.nbytes():
                 self.met.setdefault(storage._cdata, storage)
         return result
@@ -48,22 +47,6 @@ def keeps_what_it_needs(subject: Subject) -> Seen:
         yield "broken", f"{dropped} tensors were dropped in forward and their memory written over by its next owner: {wrong}"
 
 
-class _Born(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.born: dict[int, StorageWeakRef] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for storage in storages(result):
-            if storage.nbytes():
-                self.born.setdefault(storage._cdata, StorageWeakRef(storage))
-        return result
-
-    def alive(self) -> int:
-        return sum(not reference.expired() for reference in self.born.values())
-
-
 @check("keep tensors by save_for_backward, and none on ctx, the class or the module that grows with each call", "04")
 def lets_go(subject: Subject) -> Seen:
     """What is alive after a call and its backward, all results dropped, does not grow with each call."""
@@ -73,11 +56,11 @@ def lets_go(subject: Subject) -> Seen:
         subject.attempt(lambda: subject.gradients(outputs, inputs, subject.upstream(outputs)))
 
     alive, inputs = [], subject.inputs()
-    with _Born() as born:
+    with probes.Alive() as born:
         for calls in (2, 4):
             for _ in range(calls):
                 once()
             gc.collect()
-            alive.append(born.alive())
+            alive.append(len(born.sizes()))
     if alive[1] - alive[0] >= 4:
         yield "unsafe", f"after 2 calls, all results dropped, {alive[0]} tensors are alive, and after 6 calls {alive[1]}"

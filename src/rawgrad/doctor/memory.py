@@ -4,10 +4,10 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from rawgrad import probes
 from rawgrad.doctor.checks import Seen, check
-from rawgrad.doctor.subject import Subject, digest, guarded, overlap, version
+from rawgrad.doctor.subject import Subject, guarded
 
 
 @check("write to new memory; where the write is meant, declare it: mark_dirty in forward, increment_version in backward", "02")
@@ -17,10 +17,10 @@ def leaves_inputs_alone(subject: Subject) -> Seen:
         yield "note", "forward writes over its inputs, and declares it: whoever saved one will raise"
     inputs = subject.inputs()
     tensors = {n: inputs[n] for n in subject.tensors}
-    before = {n: (digest(t), version(t), t.detach().clone()) for n, t in tensors.items()}
+    before = {n: (probes.look(t).digest, t._version, t.detach().clone()) for n, t in tensors.items()}
     outputs = subject.differentiable(subject.attempt(lambda: subject.call(inputs)))
     yield from _changed("forward", tensors, before)
-    between = {n: (digest(t), version(t), t.detach().clone()) for n, t in tensors.items()}
+    between = {n: (probes.look(t).digest, t._version, t.detach().clone()) for n, t in tensors.items()}
     subject.attempt(lambda: subject.gradients(outputs, inputs, subject.upstream(outputs)))
     yield from _changed("backward", tensors, between)
 
@@ -28,11 +28,11 @@ def leaves_inputs_alone(subject: Subject) -> Seen:
 def _changed(when: str, tensors: dict[int, Tensor], before: dict) -> Seen:
     for n, tensor in tensors.items():
         bytes_, counted, values = before[n]
-        if digest(tensor) == bytes_:
+        if probes.look(tensor).digest == bytes_:
             continue
         count = int((tensor.detach() != values).sum())
         said = f"{when} writes over {count} of {tensor.numel()} elements of input {n}"
-        if version(tensor) != counted:
+        if tensor._version != counted:
             yield "note", f"{said}, and declares it: whoever saved it will raise"
         else:
             yield (
@@ -45,12 +45,12 @@ def _changed(when: str, tensors: dict[int, Tensor], before: dict) -> Seen:
 def leaves_upstream_alone(subject: Subject) -> Seen:
     """Bytes of dy, before and after backward."""
     given = [guarded(dy) for dy in subject.upstreams]
-    before = [(version(dy), dy.clone()) for dy in given]
+    before = [(dy._version, dy.clone()) for dy in given]
     inputs = subject.inputs()
     subject.attempt(lambda: subject.run(inputs, lambda _: given), *given)
     for n, (dy, (counted, values)) in enumerate(zip(given, before, strict=True)):
         if count := int((dy != values).sum()):
-            declared = "declared, which reaches only whoever saved it" if version(dy) != counted else "and nobody is told"
+            declared = "declared, which reaches only whoever saved it" if dy._version != counted else "and nobody is told"
             what = f"of dy of output {n}" if len(given) > 1 else "of dy"
             yield "unsafe", f"backward writes over {count} of {dy.numel()} elements {what}, {declared}: wrong beside a residual"
 
@@ -73,13 +73,7 @@ def stays_inside(subject: Subject) -> Seen:
             if changed:
                 yield "broken", f"{changed} elements in the guards around {name} were written"
                 return
-    (outputs, grads), (others, other_grads) = results
-    for n, (y, other) in enumerate(zip(outputs, others, strict=True)):
-        wrong = subject.off(other, y, f"output {n}")
-        if wrong:
-            yield "broken", f"what lies outside is read: with other numbers there, {wrong}"
-            return
-    wrong = subject.all_off(other_grads, grads)
+    wrong = subject.results_off(results[1], results[0], "output {}")
     if wrong:
         yield "broken", f"what lies outside is read: with other numbers there, {wrong}"
 
@@ -99,26 +93,16 @@ def fills_its_results(subject: Subject) -> Seen:
     for subject.fill in (math.nan, 7.0, 0.0):
         inputs, upstream = subject.inputs(), [dy.clone() for dy in subject.upstreams]
         results.append(subject.attempt(lambda inputs=inputs, upstream=upstream: subject.run(inputs, lambda _: upstream)))
-    for outputs, grads in results[:2]:
-        for n, (y, zeroed) in enumerate(zip(outputs, results[2][0], strict=True)):
-            wrong = subject.off(y, zeroed, f"output {n}")
-            if wrong:
-                yield (
-                    "broken",
-                    f"elements that nobody wrote; with other numbers in empty memory, {wrong}".replace(
-                        "is right", "comes of zeros"
-                    ),
-                )
-                return
-        wrong = subject.all_off(grads, results[2][1])
+    for filled in results[:2]:
+        wrong = subject.results_off(filled, results[2], "output {}")
         if wrong:
-            yield (
-                "broken",
-                f"elements that nobody wrote; with other numbers in empty memory, {wrong}".replace(
-                    "is right", "comes of zeros"
-                ),
-            )
+            said = f"elements that nobody wrote; with other numbers in empty memory, {wrong}"
+            yield "broken", said.replace("is right", "comes of zeros")
             return
+
+
+def overlap(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and probes.overlap(a, b)
 
 
 @check("return new memory for every gradient", "03")
@@ -153,7 +137,3 @@ def returns_its_own_memory(subject: Subject) -> Seen:
             )
         elif overlap(g, other):
             yield "unsafe", f"two backwards hand out the same memory for input {n}"
-
-
-def storages(tree) -> list[torch.UntypedStorage]:
-    return [t.untyped_storage() for t in tree_leaves(tree) if isinstance(t, Tensor) and t.layout == torch.strided]

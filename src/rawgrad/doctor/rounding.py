@@ -14,7 +14,7 @@ def agrees_with_reference(subject: Subject) -> Seen:
     if subject.reference is None:
         yield "skipped", "no reference was given: func is compared with itself, and with differences"
         return
-    outputs, grads = subject.referred()
+    outputs, grads = subject.plain
     if len(outputs) != len(subject.outputs):
         yield "broken", f"{len(subject.outputs)} differentiable outputs where the reference has {len(outputs)}"
         return
@@ -36,7 +36,7 @@ def agrees_with_reference(subject: Subject) -> Seen:
 def _errors_of_torch(subject: Subject) -> list[float]:
     """How far the reference itself is from float64 when it runs in the caller's dtype."""
     outputs, grads = subject.run(subject.inputs(), lambda _: [dy.clone() for dy in subject.upstreams], subject.reference)
-    right_outputs, right = subject.referred()
+    right_outputs, right = subject.plain
     errors = []
     for got, good in zip([*outputs, *grads], [*right_outputs, *right], strict=True):
         if got is None or good is None or not got.numel():
@@ -58,7 +58,7 @@ def is_accurate(subject: Subject) -> Seen:
     rows = min(4096, subject.most_rows())
     long = subject.at(rows)
     subject.attempt(long.learn)
-    outputs, grads = long.referred()
+    outputs, grads = long.plain
     names = [f"output {n}" for n in range(len(outputs))] + [f"the gradient of input {n}" for n in long.wanted]
     for what, got, right, torchs in zip(
         names, [*long.outputs, *long.grads], [*outputs, *grads], _errors_of_torch(long), strict=True

@@ -65,12 +65,7 @@ def _at(subject: Subject, size: int) -> str | None:
     other = subject.at(size)
     other.learn()
     if subject.reference and subject.agrees:
-        outputs, grads = other.referred()
-        for y, good in zip(other.outputs, outputs, strict=True):
-            wrong = other.off(y, good, "the output")
-            if wrong:
-                return wrong
-        return other.all_off(other.grads, grads)
+        return other.results_off((other.outputs, other.grads), other.plain)
     return _against_differences(other)
 
 
@@ -87,15 +82,7 @@ def _against_differences(other: Subject) -> str | None:
         return None
     given = other.upstream(outputs)
     directions = dict(zip(other.wanted, other.upstream([inputs[n].detach() for n in other.wanted], salt=7), strict=True))
-    step, ends = 1e-6, []
-    for sign in (1, -1):
-        moved = other.inputs(dtype=torch.float64)
-        with torch.no_grad():
-            for n, direction in directions.items():
-                moved[n] += sign * step * direction
-        ys = other.differentiable(other.call(moved))
-        ends.append(sum((y.detach() * dy).sum().item() for y, dy in zip(ys, given, strict=True)))
-    difference = (ends[0] - ends[1]) / (2 * step)
+    difference = other.difference(directions, given, 1e-6, torch.float64)
     said = sum((g * directions[n]).sum().item() for n, g in zip(other.wanted, grads, strict=True) if g is not None)
     size = sum((g.abs() * directions[n].abs()).sum().item() for n, g in zip(other.wanted, grads, strict=True) if g is not None)
     if abs(difference - said) <= 1e-3 * max(size, abs(difference), 1e-6):
@@ -123,13 +110,6 @@ def reaches_beyond_2_31(subject: Subject) -> Seen:
         x = room.as_strided(given.shape, (far, *given[0].contiguous().stride()), 0)
         x.copy_(given.detach())
         inputs = subject.inputs({n: x.requires_grad_()})
-        outputs, got = subject.attempt(lambda: subject.run(inputs))
-        right_outputs, right = subject.truth()
-        for y, good in zip(outputs, right_outputs, strict=True):
-            wrong = subject.off(y, good, "the output")
-            if wrong:
-                yield "broken", f"with a row stride of {far}: {wrong}"
-                return
-        wrong = subject.all_off(got, right)
+        wrong = subject.results_off(subject.attempt(lambda: subject.run(inputs)), subject.truth())
         if wrong:
             yield "broken", f"with a row stride of {far}: {wrong}"

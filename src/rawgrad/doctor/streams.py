@@ -22,15 +22,9 @@ def follows_the_stream(subject: Subject) -> Seen:
         for n, tensor in late.items():
             tensor.copy_(values[n])
     with torch.cuda.stream(side):
-        outputs, grads = subject.attempt(lambda: subject.run(inputs))
+        got = subject.attempt(lambda: subject.run(inputs))
     torch.cuda.synchronize(subject.device)
-    right_outputs, right = subject.truth()
-    for y, good in zip(outputs, right_outputs, strict=True):
-        wrong = subject.off(y, good, "the output")
-        if wrong:
-            yield "broken", f"on a side stream that is behind, {wrong}"
-            return
-    wrong = subject.all_off(grads, right)
+    wrong = subject.results_off(got, subject.truth())
     if wrong:
         yield "broken", f"on a side stream that is behind, {wrong}"
         return
@@ -40,6 +34,6 @@ def follows_the_stream(subject: Subject) -> Seen:
     with torch.cuda.device(elsewhere):
         inputs = subject.inputs()
         _, grads = subject.attempt(lambda: subject.run(inputs))
-    wrong = subject.all_off(grads, right)
+    wrong = subject.all_off(grads, subject.truth()[1])
     if wrong:
         yield "broken", f"where another device is current, {wrong}"

@@ -6,7 +6,6 @@ gradient over is spoilt.
 """
 
 import contextlib
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,9 @@ from rawgrad import probes
 GUARD = 512  # bytes before and behind a tensor, and any multiple of it: a GPU's allocator works in such blocks
 MOST = 16384  # elements, where sizes are tried: an interpreted kernel takes minutes for more
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError)  # others are mistakes of the code
+
+
+Results = tuple[Sequence[Tensor | None], Sequence[Tensor | None]]  # outputs, and gradients by what is wanted
 
 
 class Refused(Exception):
@@ -95,6 +97,7 @@ class Subject:
                 raise ValueError(f"examine needs strided tensors, and input {n} is {inputs[n].layout}")
         self.device = inputs[self.wanted[0]].device
         self.grads: list[Tensor | None] = [None] * len(self.wanted)  # of plain inputs, once learnt
+        self.plain: Results = [], self.grads  # the reference's of plain inputs, once learnt
         self.random = False  # func draws random numbers
         self.agrees = True  # with its reference
         self.leaves = True  # False: func writes over its input and says so, which autograd refuses for a leaf
@@ -187,16 +190,17 @@ class Subject:
         Raises:
             Refused, Crashed: with the first line of what was said.
         """
-        before = [digest(tensor) for tensor in watched]
+        before = [probes.look(tensor).digest for tensor in watched]
         try:
             return what()
         except Exception as problem:
-            raise sort(problem, before != [digest(tensor) for tensor in watched]) from problem
+            raise sort(problem, before != [probes.look(tensor).digest for tensor in watched]) from problem
 
     # What is right
 
     def learn(self) -> None:
-        """Run twice on plain copies; afterwards `outputs`, `grads`, `first_grads` and `upstreams` are there.
+        """Run twice on plain copies; afterwards `outputs`, `grads`, `first_grads` and `upstreams` are there, and `plain`, the
+        reference's outputs and gradients of the same, where there is a reference.
 
         Raises:
             Refused, Crashed: on what the caller gave.
@@ -210,10 +214,9 @@ class Subject:
             self.first_grads = self._learnt()
         self.grads = self._learnt()  # of a second call: the first may have been one of its own
         if self.reference and self.outputs:
-            outputs, grads = self.referred()
-            same = len(outputs) == len(self.outputs)
-            wrong = same and [self.off(y, good, "") for y, good in zip(self.outputs, outputs, strict=True)]
-            self.agrees = same and not any(wrong) and not self.all_off(self.grads, grads)
+            self.plain = self.referred()
+            same = len(self.plain[0]) == len(self.outputs)
+            self.agrees = same and not self.results_off((self.outputs, self.grads), self.plain)
 
     def _learnt(self) -> list[Tensor | None]:
         inputs = self.inputs()
@@ -229,10 +232,10 @@ class Subject:
     def truth(self, change: dict[int, Tensor] | None = None, upstream: Sequence[Tensor] | None = None):
         """Right outputs and gradients for these values: the reference's, or func's own on contiguous copies where there is
         none, or where func does not agree with it on plain inputs, which agrees_with_reference tells."""
+        if change is None and upstream is None:
+            return self.plain if self.reference and self.agrees else (self.outputs, self.grads)
         if self.reference and self.agrees:
             return self.referred(change, upstream)
-        if change is None and upstream is None:
-            return self.outputs, self.grads
         inputs = self.inputs({n: _leaf_like(t, n in self.wanted) for n, t in (change or {}).items()})
         return self.run(inputs, None if upstream is None else lambda _: [dy.clone() for dy in upstream])
 
@@ -294,6 +297,27 @@ class Subject:
                 return wrong
         return None
 
+    def results_off(self, got: Results, right: Results, output: str = "the output") -> str | None:
+        """`off` of the first output, then of the first gradient, that is wrong."""
+        for n, (y, good) in enumerate(zip(got[0], right[0], strict=True)):
+            wrong = self.off(y, good, output.format(n))
+            if wrong:
+                return wrong
+        return self.all_off(got[1], right[1])
+
+    def difference(self, directions: dict[int, Tensor], upstream: Sequence[Tensor], step: float, dtype=None) -> float:
+        """Of the outputs times `upstream`, where inputs move by `step` along `directions`, to either side."""
+        ends = []
+        for sign in (1, -1):
+            moved = self.inputs(dtype=dtype)
+            with torch.no_grad():
+                for n, direction in directions.items():
+                    moved[n] += sign * step * direction
+            outputs = self.differentiable(self.attempt(lambda moved=moved: self.call(moved)))
+            terms = zip(outputs, upstream, strict=True)
+            ends.append(sum((y.detach().double() * dy.double()).sum().item() for y, dy in terms))
+        return (ends[0] - ends[1]) / (2 * step)
+
     def unsteady(self, change: dict[int, Tensor]) -> tuple[list[float], list[float]]:
         """How far func's own outputs and gradients move where every input in `change` moves by a rounding: much where terms
         cancel, as in the layer norm of a constant row."""
@@ -333,17 +357,6 @@ def _said(number: Tensor) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def digest(tensor: Tensor) -> bytes:
-    """Of all bytes of its storage."""
-    storage = tensor.untyped_storage()
-    content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-    return hashlib.blake2b(content.cpu().numpy().tobytes(), digest_size=8).digest()
-
-
-def version(tensor: Tensor) -> int:
-    return tensor._version
-
-
 def guarded(tensor: Tensor, fill: float = math.nan, strides: Sequence[int] | None = None, offset: int = 0) -> Tensor:
     """A copy of `tensor` in the middle of a storage of its own, with GUARD bytes or more on either side, all else `fill`.
 
@@ -372,7 +385,3 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
-
-
-def overlap(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and probes.overlap(a, b)
