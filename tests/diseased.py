@@ -46,6 +46,17 @@ def squared(ctx, x):
     return x * x
 
 
+def once(backward):
+    """A backward that refuses to be differentiated."""
+
+    def refusing(ctx, *dy):
+        if torch.is_grad_enabled():
+            raise RuntimeError("no second derivative")
+        return backward(ctx, *dy)
+
+    return refusing
+
+
 def in_float32_only(backward):
     def forward(ctx, x):
         if x.dtype != torch.float32:
@@ -282,7 +293,7 @@ SPECIMENS: dict[str, Specimen] = {
         made(sums_in_its_own_dtype, broadcast).apply, one(4, 6, dtype=torch.float16), lambda x: x.sum(0)
     ),
     "works_under_autocast": Specimen(
-        made(times_itself, raw_bytes_as_float32).apply, one(4, 6, dtype=torch.float32)
+        made(times_itself, once(raw_bytes_as_float32)).apply, one(4, 6, dtype=torch.float32)
     ),
     "is_deterministic": Specimen(made(sums_in_some_order, broadcast).apply, one()),
     "respects_upstream_strides": Specimen(made(triples, lambda ctx, dy: 3 * raw.flat(dy)).apply, one()),
@@ -323,7 +334,7 @@ SPECIMENS: dict[str, Specimen] = {
     "keeps_what_it_needs": Specimen(made(keeps_an_address, reads_at_the_address).apply, one()),
     "lets_go": Specimen(made(keeps_everything, twice_x_dy).apply, one()),
     "matches_differences": Specimen(
-        made(cube, lambda ctx, dy: 2 * ctx.saved_tensors[0] ** 2 * dy).apply, lambda: (_numbers(),)
+        made(cube, once(lambda ctx, dy: 2 * ctx.saved_tensors[0] ** 2 * dy)).apply, lambda: (_numbers(),)
     ),
     "second_derivative_is_right_or_refused": Specimen(
         made(cube, torch.autograd.function.once_differentiable(lambda ctx, dy: 3 * ctx.saved_tensors[0] ** 2 * dy)).apply, one()

@@ -68,9 +68,19 @@ def _by_one_direction(subject: Subject) -> Seen:
         yield "broken", f"along one direction the difference is {difference:.4g}, and the gradient says {right:.4g}"
 
 
+_ASKED = (  # where the second derivative is asked for, and how
+    ("alone", "grad"),
+    ("alone", "backward"),
+    ("beside another way to the input", "grad"),
+    ("beside another way to the input", "backward"),
+    ("where dy depends on the input", "grad"),
+)
+
+
 @check("make backward of Functions that can be differentiated, or raise in it where torch.is_grad_enabled()", "04")
 def second_derivative_is_right_or_refused(subject: Subject) -> Seen:
-    """By .backward() and by torch.autograd.grad, alone and beside another way to the input."""
+    """By .backward() and by torch.autograd.grad; alone, beside another way to the input, and behind a loss that makes dy depend
+    on the input, as every loss but a sum does."""
     make = _in_float64(subject)
     reference = None if make is not None else subject.reference
     if make is None and reference is None:
@@ -78,61 +88,57 @@ def second_derivative_is_right_or_refused(subject: Subject) -> Seen:
         return
     dtype = torch.float64 if make is not None else None
     n = subject.wanted[0]
-    around = [dy.to(torch.float64 if not dy.is_complex() else torch.complex128) for dy in subject.upstreams]
-
-    def first(inputs: list, func=None, **how) -> list[Tensor | None]:
-        outputs = subject.differentiable(subject.call(inputs, func))
-        given = [dy.to(y.dtype, copy=True) for dy, y in zip(around, outputs, strict=True)]
-        return subject.gradients(outputs, inputs, given, **how)
-
-    def summed(grads: list[Tensor | None]) -> Tensor:
-        weights = [None if g is None else w for g, w in zip(grads, subject.upstream([
-            torch.empty_like(subject.given[m], dtype=torch.float64 if not subject.given[m].is_complex() else torch.complex128)
-            for m in subject.wanted
-        ], salt=3), strict=True)]  # fmt: skip
-        terms = [torch.real(g * w.to(g.dtype)).sum() for g, w in zip(grads, weights, strict=True) if g is not None]
-        return sum(terms)
-
-    right = _second_by_differences(subject, first, summed, n, reference)
-    if right is None:
+    right = {joined: _second_by_differences(subject, n, reference, joined) for joined in (False, True)}
+    if right[False] is None and right[True] is None:
         yield "skipped", "the differences of the gradient do not settle here"
         return
-    value, direction, budget = right
     silent = []
-    for beside in (False, True):
-        for by in ("grad", "backward"):
-            inputs = subject.inputs(dtype=dtype)
-            grads = subject.attempt(lambda i=inputs: first(i, create_graph=True))
-            total, good = summed(grads), value
-            x = inputs[n]
-            if beside:
-                total = total + torch.real(x * x).sum() * 3
-                good = value + torch.real(6 * x.detach() * direction).sum().item()
-            if not total.requires_grad and not beside:
-                continue  # asking raises: loud
-            try:
-                if by == "grad":
-                    (second,) = torch.autograd.grad(total, x, allow_unused=True)
-                else:
-                    total.backward()
-                    second = x.grad
-            except Exception:  # refused, which is loud
-                continue
-            got = 0.0 if second is None else torch.real(second.conj() * direction).sum().item()
-            if not abs(got - good) <= budget:
-                where = "beside another way to the input" if beside else "alone"
-                silent.append(f"{where}, by {by}, {got:.5g} where {good:.5g} is right")
+    for where, by in _ASKED:
+        joined, beside = where.startswith("where"), where.startswith("beside")
+        if right[joined] is None:
+            continue
+        good, direction, budget = right[joined]
+        inputs = subject.inputs(dtype=dtype)
+        x = inputs[n]
+        total = subject.attempt(lambda i=inputs, j=joined: _summed_gradient(subject, i, joined=j, create_graph=True))
+        if beside:
+            total = total + torch.real(x * x).sum() * 3
+            good = good + torch.real(6 * x.detach() * direction).sum().item()
+        if not total.requires_grad:
+            continue  # asking raises: loud
+        try:
+            if by == "grad":
+                (second,) = torch.autograd.grad(total, x, allow_unused=True)
+            else:
+                total.backward()
+                second = x.grad
+        except Exception:  # refused, which is loud
+            continue
+        got = 0.0 if second is None else torch.real(second.conj() * direction).sum().item()
+        if not abs(got - good) <= budget:
+            silent.append(f"{where}, by {by}, {got:.5g} where {good:.5g} is right")
     if silent:
         yield "broken", f"a second derivative of input {n}, along one direction: {'; '.join(silent)}"
         return
-    inputs = subject.inputs(dtype=dtype)
-    grads = subject.attempt(lambda: first(inputs, create_graph=True))
-    if abs(value) > budget and not any(g is not None and g.requires_grad for g in grads):
-        yield "refused", "the gradient does not require grad under create_graph"
+    if right[False] is not None and abs(right[False][0]) > right[False][2]:
+        total = subject.attempt(lambda: _summed_gradient(subject, subject.inputs(dtype=dtype), create_graph=True))
+        if not total.requires_grad:
+            yield "refused", "the gradient does not require grad under create_graph"
 
 
-def _second_by_differences(subject: Subject, first, summed, n: int, reference):
-    """d/dx of the summed gradient along one direction, by central differences in float64, and how far off it may be."""
+def _summed_gradient(subject: Subject, inputs: list, func=None, *, joined: bool = False, **how) -> Tensor:
+    """The gradients by all that is wanted, each times numbers of its own, in one sum. `joined`: of a dy to which y is added."""
+    outputs = subject.differentiable(subject.call(inputs, func))
+    given = [dy.to(y.dtype, copy=True) + (y if joined else 0) for dy, y in zip(subject.upstreams, outputs, strict=True)]
+    grads = subject.gradients(outputs, inputs, given, **how)
+    weights = subject.upstream([_wide(subject.given[m]) for m in subject.wanted], salt=3)
+    terms = [torch.real(g * w.to(g.dtype)).sum() for g, w in zip(grads, weights, strict=True) if g is not None]
+    return sum(terms, torch.zeros((), dtype=torch.float64, device=subject.device))
+
+
+def _second_by_differences(subject: Subject, n: int, reference, joined: bool):
+    """d/dx of the summed gradient along one direction, by central differences in float64, that direction, and how far off it
+    may be; None where the differences do not settle."""
     wide = subject.inputs(dtype=torch.float64)[n].detach()
     (direction,) = subject.upstream([wide], salt=5)
     direction = direction / direction.norm()
@@ -141,9 +147,13 @@ def _second_by_differences(subject: Subject, first, summed, n: int, reference):
         ends = []
         for sign in (1, -1):
             inputs = subject.inputs({n: (wide + sign * step * direction).requires_grad_()}, torch.float64)
-            ends.append(summed(first(inputs, reference)).item())
+            ends.append(_summed_gradient(subject, inputs, reference, joined=joined).item())
         found.append((ends[0] - ends[1]) / (2 * step))
     size = max(1e-6, abs(found[0]), *(g.abs().max().item() for g in subject.grads if g is not None and g.numel()))
     if not abs(found[0] - found[1]) <= 1e-3 * size:
         return None
     return found[0], direction, 1e-3 * size
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, dtype=torch.complex128 if tensor.is_complex() else torch.float64)

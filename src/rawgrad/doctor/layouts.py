@@ -110,19 +110,11 @@ def respects_input_strides(subject: Subject) -> Seen:
             plain[n], laid[n] = values, anew.requires_grad_(n in subject.wanted)
         if not laid:
             return None
-        right_outputs, right = subject.truth(change=plain)
+        right = subject.truth(change=plain)
         inputs = subject.inputs(laid)
-        outputs, got = subject.attempt(lambda: subject.run(inputs), *laid.values())
+        got = subject.attempt(lambda: subject.run(inputs), *laid.values())
         strides = ", ".join(str(tensor.stride()) for tensor in laid.values())
-
-        def off(loose: list[float], looser: list[float]) -> str | None:
-            named = zip(outputs, right_outputs, loose, strict=True)
-            wrong = [w for y, good, by in named if (w := subject.off(y, good, "the output", slack=by))]
-            return wrong[0] if wrong else subject.all_off(got, right, looser)
-
-        wrong = off([0.0] * len(outputs), [0.0] * len(got))
-        if wrong:
-            wrong = off(*([4 * by for by in moved] for moved in subject.unsteady(plain)))
+        wrong = subject.results_off(got, right, shaken=plain)
         return f"strides {strides}: {wrong}" if wrong else None
 
     def cases():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rawgrad import probes
 from rawgrad.doctor.checks import Seen, check
-from rawgrad.doctor.subject import Subject, guarded
+from rawgrad.doctor.subject import Crashed, Refused, Subject, guarded
 
 
 @check("write to new memory; where the write is meant, declare it: mark_dirty in forward, increment_version in backward", "02")
@@ -88,17 +88,35 @@ def _outside(tensor: Tensor) -> Tensor:
 
 @check("write every element of what you return, or allocate it by zeros", "03")
 def fills_its_results(subject: Subject) -> Seen:
-    """torch.empty is filled with NaN, with 7 and with 0 in turn. What differs was never written."""
+    """torch.empty is filled with NaN, with 7 and with 0 in turn, at the given size and at others. What differs was never
+    written."""
+    wrong = _unwritten(subject, subject)
+    if wrong:
+        yield "broken", wrong
+        return
+    for size in (1, 33) if subject.rebuild else ():
+        other = subject.at(size)
+        try:
+            subject.attempt(other.learn)
+        except (Refused, Crashed):  # handles_any_size tells
+            continue
+        wrong = _unwritten(subject, other)
+        if wrong:
+            yield "broken", f"at size {size}, {wrong}"
+            return
+
+
+def _unwritten(filling: Subject, subject: Subject) -> str | None:
     results = []
-    for subject.fill in (math.nan, 7.0, 0.0):
+    for filling.fill in (math.nan, 7.0, 0.0):
         inputs, upstream = subject.inputs(), [dy.clone() for dy in subject.upstreams]
         results.append(subject.attempt(lambda inputs=inputs, upstream=upstream: subject.run(inputs, lambda _: upstream)))
     for filled in results[:2]:
         wrong = subject.results_off(filled, results[2], "output {}")
         if wrong:
             said = f"elements that nobody wrote; with other numbers in empty memory, {wrong}"
-            yield "broken", said.replace("is right", "comes of zeros")
-            return
+            return said.replace("is right", "comes of zeros")
+    return None
 
 
 def overlap(a: Tensor | None, b: Tensor | None) -> bool:

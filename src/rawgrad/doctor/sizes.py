@@ -65,7 +65,8 @@ def _at(subject: Subject, size: int) -> str | None:
     other = subject.at(size)
     other.learn()
     if subject.reference and subject.agrees:
-        return other.results_off((other.outputs, other.grads), other.plain)
+        given = {n: other.given[n] for n in other.tensors}
+        return other.results_off((other.outputs, other.grads), other.plain, shaken=given)
     return _against_differences(other)
 
 

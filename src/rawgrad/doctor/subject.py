@@ -106,7 +106,19 @@ class Subject:
 
     def at(self, size: int) -> "Subject":
         """The same at another size."""
-        other = Subject(self.func, self.rebuild(size), self.reference, self.seed, self.tolerance)
+        return self._with(self.rebuild(size))
+
+    def scaled(self) -> "Subject":
+        """The same with each number that is differentiated times one of its own, between 1/2 and 1: signs stay."""
+        made = self.inputs()
+        with torch.no_grad():
+            for n in self.wanted:
+                generator = torch.Generator().manual_seed(self.seed + 31 + n)
+                made[n] *= (0.5 + torch.rand(made[n].shape, generator=generator) / 2).to(made[n])
+        return self._with(made)
+
+    def _with(self, inputs: Sequence) -> "Subject":
+        other = Subject(self.func, tuple(inputs), self.reference, self.seed, self.tolerance)
         other.leaves, other.agrees = self.leaves, self.agrees
         return other
 
@@ -297,13 +309,26 @@ class Subject:
                 return wrong
         return None
 
-    def results_off(self, got: Results, right: Results, output: str = "the output") -> str | None:
-        """`off` of the first output, then of the first gradient, that is wrong."""
-        for n, (y, good) in enumerate(zip(got[0], right[0], strict=True)):
-            wrong = self.off(y, good, output.format(n))
-            if wrong:
-                return wrong
-        return self.all_off(got[1], right[1])
+    def results_off(
+        self, got: Results, right: Results, output: str = "the output", shaken: dict[int, Tensor] | None = None
+    ) -> str | None:
+        """`off` of the first output, then of the first gradient, that is wrong.
+
+        Args:
+            shaken: input -> tensor; four times what a rounding of these moves is allowed as well.
+        """
+
+        def first(loose: Sequence[float], looser: Sequence[float]) -> str | None:
+            for n, (y, good, slack) in enumerate(zip(got[0], right[0], loose, strict=True)):
+                wrong = self.off(y, good, output.format(n), slack=slack)
+                if wrong:
+                    return wrong
+            return self.all_off(got[1], right[1], looser)
+
+        wrong = first([0.0] * len(got[0]), [0.0] * len(got[1]))
+        if wrong and shaken is not None:
+            wrong = first(*([4 * by for by in moved] for moved in self.unsteady(shaken)))
+        return wrong
 
     def difference(self, directions: dict[int, Tensor], upstream: Sequence[Tensor], step: float, dtype=None) -> float:
         """Of the outputs times `upstream`, where inputs move by `step` along `directions`, to either side."""
