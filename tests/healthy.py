@@ -542,9 +542,10 @@ _PACKAGE = {
     "RotaryReadsContiguous": Healthy(specimens.RotaryReadsContiguous.apply, _rotary_inputs(2, 1, "cuda"), _rotary_of_heads),
     "InSteps": _cured(specimens.InSteps, torch.square),
     "InStepsCleared": _cured(specimens.InStepsCleared, torch.square, once=True),
-    "InStepsBoxed": _cured(specimens.InStepsBoxed, torch.square, once=True),
     "SquareAndCube": Healthy(specimens.SquareAndCube.apply, inputs(_X, just(None)), _square_and_cube),
 }
+if hasattr(Function, "boxed_grads_call"):  # since PyTorch 2.13
+    _PACKAGE["InStepsBoxed"] = _cured(specimens.InStepsBoxed, torch.square, once=True)
 
 HEALTHY: dict[str, Healthy] = {
     **{
