@@ -15,7 +15,7 @@ KERNELS = [
 ]
 CONSTANTS = {
     "BLOCK": 1024, "BLOCK_ROWS": 4, "BLOCK_COLS": 256,
-    "HAS_POSITIONS": True, "HAS_K": True, "INTERLEAVED": False,
+    "HAS_POSITIONS": True, "HAS_K": True, "INTERLEAVED": False, "EXPANDED": False,
     "BLOCK_HEADS": 4, "BLOCK_K_HEADS": 2, "BLOCK_HALF": 64, "BLOCK_REST": 32,
 }  # fmt: skip
 TYPES = {"positions_ptr": "*i64", "sign": "fp32"}

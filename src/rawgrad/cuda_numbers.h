@@ -26,7 +26,13 @@ template <> __device__ inline float16 rounded<float16, float>(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
   return narrow;
 }
+// In one instruction: the compiler would merge a plain store with the single stores of another branch.
+__device__ inline void store_16_bytes(void* to, const void* from) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+}
 #else  // by bits: g++ before 12 has no _Float16
+inline void store_16_bytes(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline float value(float16 x) {
   const unsigned sign = (x.bits & 0x8000u) << 16, magnitude = x.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return __uint_as_float(sign | 0x7f800000u | magnitude << 13);  // infinity, NaN
@@ -42,3 +48,36 @@ template <> inline float16 rounded<float16, float>(float x) {
   return {static_cast<unsigned short>(sign | bits)};
 }
 #endif
+
+// A run: 16 bytes of neighbours, which one instruction loads or stores where the tensor's memory holds them side by side; any
+// other tensor's are gathered one by one.
+template <typename T> struct Run {
+  static constexpr int SIZE = 16 / sizeof(T);
+  alignas(16) T at[SIZE];
+
+  static __device__ bool side_by_side(const T* first, long long stride, int count) {
+    return stride == 1 && count >= SIZE && reinterpret_cast<unsigned long long>(first) % 16 == 0;
+  }
+  // The first `count` elements; the others are not read.
+  __device__ void load(const T* first, long long stride, int count) {
+    if (side_by_side(first, stride, count)) {
+      *this = *reinterpret_cast<const Run*>(first);
+    } else if (stride == 0 && count > 0) {
+      const T one = *first;
+#pragma unroll
+      for (int i = 0; i < SIZE; i++) at[i] = one;
+    } else {
+#pragma unroll
+      for (int i = 0; i < SIZE; i++) at[i] = i < count ? first[i * stride] : T();
+    }
+  }
+  __device__ void store(T* first, long long stride, int count) const {
+    if (side_by_side(first, stride, count)) {
+      store_16_bytes(first, at);
+    } else {
+#pragma unroll
+      for (int i = 0; i < SIZE; i++)
+        if (i < count) first[i * stride] = at[i];
+    }
+  }
+};

@@ -73,37 +73,63 @@ def rotary_reference(
     return torch.cat([x[:, :, :first], turned, x[:, :, end:]], 2)
 
 
-# Kernels: one program a token, for all heads of x and of k.  Every tensor brings its own strides, in elements.
+# Kernels: one program a token and BLOCK_HEADS heads of x and of k.  Every tensor brings its own strides, in elements.
 
 
 @triton.jit
-def _rotate(
-    x_ptr, x_head_stride, x_dim_stride, y_ptr, y_head_stride, y_dim_stride,
-    cos, sin, heads, head_dim, half, first_head, end_head,
-    INTERLEAVED: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
-    ACC: tl.constexpr,
+def _load_pairs(
+    x_ptr, head_stride, dim_stride, head, heads, half,
+    INTERLEAVED: tl.constexpr, EXPANDED: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """Turn the heads of one token: cos and sin are [1, BLOCK_HALF], the pointers are the token's."""
+    """a and b of each pair, [heads, BLOCK_HALF], of the token at x_ptr; [heads, 1] where all dimensions are one cell."""
+    x_ptr += head * head_stride
+    pair = tl.arange(0, BLOCK_HALF)[None, :].to(tl.int64)
+    if EXPANDED:
+        a = tl.load(x_ptr, mask=head < heads)
+        b = a
+    elif INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK_HALF)[None, :].to(tl.int64)
+        both = tl.load(x_ptr + dim * dim_stride, mask=(head < heads) & (dim < 2 * half))
+        a, b = tl.split(tl.reshape(both, [both.shape[0], BLOCK_HALF, 2]))
+    else:
+        a = tl.load(x_ptr + pair * dim_stride, mask=(head < heads) & (pair < half))
+        b = tl.load(x_ptr + (pair + half) * dim_stride, mask=(head < heads) & (pair < half))
+    return a, b
+
+
+@triton.jit
+def _turn_pairs(
+    a, b, cos, sin, first_head, end_head, y_ptr, head_stride, dim_stride, head, heads, half,
+    INTERLEAVED: tl.constexpr, BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
+    """Store the turned pairs of heads first_head to end_head, and the others as they are."""
+    y_ptr += head * head_stride
+    element = y_ptr.dtype.element_ty
+    a, b = a.to(cos.dtype), b.to(cos.dtype)
+    turns = (head >= first_head) & (head < end_head)
+    y_a = tl.where(turns, a * cos - b * sin, a).to(element)
+    y_b = tl.where(turns, b * cos + a * sin, b).to(element)
     pair = tl.arange(0, BLOCK_HALF)[None, :].to(tl.int64)
     if INTERLEAVED:
-        a, b = 2 * pair, 2 * pair + 1
+        dim = tl.arange(0, 2 * BLOCK_HALF)[None, :].to(tl.int64)
+        both = tl.reshape(tl.join(y_a, y_b), [y_a.shape[0], 2 * BLOCK_HALF])
+        tl.store(y_ptr + dim * dim_stride, both, mask=(head < heads) & (dim < 2 * half))
     else:
-        a, b = pair, pair + half
-    for start in range(0, heads, BLOCK_HEADS):
-        head = start + tl.arange(0, BLOCK_HEADS)[:, None].to(tl.int64)
-        inside = (head < heads) & (pair < half)
-        x_a = tl.load(x_ptr + head * x_head_stride + a * x_dim_stride, mask=inside).to(ACC)
-        x_b = tl.load(x_ptr + head * x_head_stride + b * x_dim_stride, mask=inside).to(ACC)
-        turns = (head >= first_head) & (head < end_head)
-        y_a = tl.where(turns, x_a * cos - x_b * sin, x_a)
-        y_b = tl.where(turns, x_b * cos + x_a * sin, x_b)
-        tl.store(y_ptr + head * y_head_stride + a * y_dim_stride, y_a.to(y_ptr.dtype.element_ty), mask=inside)
-        tl.store(y_ptr + head * y_head_stride + b * y_dim_stride, y_b.to(y_ptr.dtype.element_ty), mask=inside)
-        if BLOCK_REST > 0:  # dimensions that pass through
-            dim = 2 * half + tl.arange(0, BLOCK_REST)[None, :].to(tl.int64)
-            inside = (head < heads) & (dim < head_dim)
-            rest = tl.load(x_ptr + head * x_head_stride + dim * x_dim_stride, mask=inside)
-            tl.store(y_ptr + head * y_head_stride + dim * y_dim_stride, rest, mask=inside)
+        tl.store(y_ptr + pair * dim_stride, y_a, mask=(head < heads) & (pair < half))
+        tl.store(y_ptr + (pair + half) * dim_stride, y_b, mask=(head < heads) & (pair < half))
+
+
+@triton.jit
+def _copy_rest(
+    x_ptr, x_head_stride, x_dim_stride, y_ptr, y_head_stride, y_dim_stride, head, heads, half, head_dim,
+    BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """Dimensions that pass through."""
+    if BLOCK_REST > 0:
+        dim = 2 * half + tl.arange(0, BLOCK_REST)[None, :].to(tl.int64)
+        inside = (head < heads) & (dim < head_dim)
+        rest = tl.load(x_ptr + head * x_head_stride + dim * x_dim_stride, mask=inside)
+        tl.store(y_ptr + head * y_head_stride + dim * y_dim_stride, rest, mask=inside)
 
 
 @triton.jit
@@ -116,12 +142,22 @@ def _rotary_kernel(
     sin_ptr, sin_position_stride, sin_dim_stride,
     positions_ptr, position_batch_stride, position_seq_stride,
     seq_len, table_len, heads, k_heads, head_dim, half, first_head, end_head, sign,
-    HAS_POSITIONS: tl.constexpr, HAS_K: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_K: tl.constexpr, INTERLEAVED: tl.constexpr, EXPANDED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     batch, seq = token // seq_len, token % seq_len
+    head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None].to(tl.int64)
+    k_head = (tl.program_id(1) * BLOCK_K_HEADS + tl.arange(0, BLOCK_K_HEADS))[:, None].to(tl.int64)
+    x_ptr += batch * x_batch_stride + seq * x_seq_stride
+    y_ptr += batch * y_batch_stride + seq * y_seq_stride
+    k_ptr += batch * k_batch_stride + seq * k_seq_stride
+    l_ptr += batch * l_batch_stride + seq * l_seq_stride
+    # All that does not wait for the position is under way before the first store.
+    a, b = _load_pairs(x_ptr, x_head_stride, x_dim_stride, head, heads, half, INTERLEAVED, EXPANDED, BLOCK_HALF)
+    if HAS_K:
+        k_a, k_b = _load_pairs(k_ptr, k_head_stride, k_dim_stride, k_head, k_heads, half, INTERLEAVED, EXPANDED, BLOCK_HALF)
     position = seq
     if HAS_POSITIONS:
         position = tl.load(positions_ptr + batch * position_batch_stride + seq * position_seq_stride).to(tl.int64)
@@ -132,16 +168,18 @@ def _rotary_kernel(
     cos = tl.load(cos_ptr + position * cos_position_stride + pair * cos_dim_stride, mask=here, other=float("nan")).to(ACC)
     sin = tl.load(sin_ptr + position * sin_position_stride + pair * sin_dim_stride, mask=here, other=float("nan")).to(ACC)
     sin = sin * sign
-    _rotate(
-        x_ptr + batch * x_batch_stride + seq * x_seq_stride, x_head_stride, x_dim_stride,
-        y_ptr + batch * y_batch_stride + seq * y_seq_stride, y_head_stride, y_dim_stride,
-        cos, sin, heads, head_dim, half, first_head, end_head, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST, ACC,
+    _turn_pairs(
+        a, b, cos, sin, first_head, end_head, y_ptr, y_head_stride, y_dim_stride, head, heads, half, INTERLEAVED, BLOCK_HALF
+    )  # fmt: skip
+    _copy_rest(
+        x_ptr, x_head_stride, x_dim_stride, y_ptr, y_head_stride, y_dim_stride, head, heads, half, head_dim, BLOCK_REST
     )  # fmt: skip
     if HAS_K:
-        _rotate(
-            k_ptr + batch * k_batch_stride + seq * k_seq_stride, k_head_stride, k_dim_stride,
-            l_ptr + batch * l_batch_stride + seq * l_seq_stride, l_head_stride, l_dim_stride,
-            cos, sin, k_heads, head_dim, half, 0, k_heads, INTERLEAVED, BLOCK_K_HEADS, BLOCK_HALF, BLOCK_REST, ACC,
+        _turn_pairs(
+            k_a, k_b, cos, sin, 0, k_heads, l_ptr, l_head_stride, l_dim_stride, k_head, k_heads, half, INTERLEAVED, BLOCK_HALF
+        )  # fmt: skip
+        _copy_rest(
+            k_ptr, k_head_stride, k_dim_stride, l_ptr, l_head_stride, l_dim_stride, k_head, k_heads, half, head_dim, BLOCK_REST
         )  # fmt: skip
 
 
@@ -163,13 +201,15 @@ def _launch(backend, x, y, k, l, cos, sin, position_ids, half, turned, interleav
     if backend == "triton":
         rest = head_dim - 2 * half
         block_half = triton.next_power_of_2(max(half, 1))
-        most = max(1, (1 << 20 if runtime.INTERPRETED else 2048) // block_half)  # heads a round
+        most = max(1, (1 << 20 if runtime.INTERPRETED else 2048) // block_half)  # heads a program
+        block_heads, block_k_heads = (min(triton.next_power_of_2(max(count, 1)), most) for count in (heads, k_heads))
+        rounds = max(triton.cdiv(heads, block_heads), triton.cdiv(k_heads, block_k_heads))
         with runtime.triton_launch(x):
-            _rotary_kernel[(batch * seq,)](
+            _rotary_kernel[(batch * seq, rounds)](
                 *tensors, x if position_ids is None else position_ids, *steps, *sizes, sign,
                 HAS_POSITIONS=position_ids is not None, HAS_K=k is not None, INTERLEAVED=interleaved,
-                BLOCK_HEADS=min(triton.next_power_of_2(max(heads, 1)), most),
-                BLOCK_K_HEADS=min(triton.next_power_of_2(max(k_heads, 1)), most),
+                EXPANDED=x.stride(3) == 0 and (k is None or k.stride(3) == 0),
+                BLOCK_HEADS=block_heads, BLOCK_K_HEADS=block_k_heads,
                 BLOCK_HALF=block_half, BLOCK_REST=triton.next_power_of_2(rest) if rest else 0,
                 ACC=tl.float64 if x.dtype == torch.float64 else tl.float32, enable_fp_fusion=False,
             )  # fmt: skip
@@ -179,9 +219,11 @@ def _launch(backend, x, y, k, l, cos, sin, position_ids, half, turned, interleav
     else:  # as 32-bit words, so that one kernel reads both integer types
         words = position_ids.element_size() // 4
         places = _words(position_ids)
-    threads = min(256, max(32, 1 << ((heads + k_heads) * (head_dim - half) - 1).bit_length()))
+    runs = -(-max(half, head_dim - 2 * half) * x.element_size() // 16)  # threads that share a head, 16 bytes each
+    across = min(32, 1 << (runs - 1).bit_length())
+    down = min(128 // across, 1 << (heads + k_heads - 1).bit_length())
     cuda.launch(
-        CUDA_SOURCE, "rotary", (batch * seq,), (threads,), *tensors, places, words, *(step * words for step in steps),
+        CUDA_SOURCE, "rotary", (batch * seq,), (across, down), *tensors, places, words, *(step * words for step in steps),
         *sizes, interleaved, sign,
     )  # fmt: skip
 

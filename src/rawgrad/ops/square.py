@@ -150,9 +150,10 @@ def _launch(backend: str, triton_kernel, cuda_kernel: str, *tensors: Tensor) -> 
                 *flat, rows, cols, BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols, ACC=acc, enable_fp_fusion=False
             )  # fmt: skip
     else:
-        across = min(256, 1 << (cols - 1).bit_length())
+        runs = -(-cols * tensors[0].element_size() // 16)  # a thread has 16 bytes of a row
+        across = min(256 if rows == 1 else 16, 1 << (runs - 1).bit_length())
         down = min(256 // across, 1 << (rows - 1).bit_length())
-        grid = (-(-cols // across), min(-(-rows // down), 65_535), min(planes, 65_535))
+        grid = (-(-runs // across), min(-(-rows // down), 65_535), min(planes, 65_535))
         cuda.launch(CUDA_SOURCE, cuda_kernel, grid, (across, down, 1), *flat, planes, rows, cols)
 
 
