@@ -41,7 +41,7 @@ TOLD = {
     "T7": {"(0.1 * f)": ([2, 4], [0.2, 0.4]), "(0 * f)": ([2, 4], [0, 0])},
     "T8": {"lengths 2 and 5, longest 3": ([1] * 5 + [math.nan] * 2, [1] * 5 + [0] * 2)},
     "T9": {"[1, 2, 3]": ([[-0.7071, 0, 0.7071]], [[-1.2247, 0, 1.2247]])},
-    "T10": {"w.grad": ([[12, 12], [12, 12]],) * 2, "the trunk's": (None, [4])},
+    "T10": {"w.grad, behind a transpose": ([[12, 12], [12, 12]],) * 2, "the trunk's, behind a transpose": (None, [4])},
 }
 # gradcheck, gradgradcheck, the same with gradients in other strides, opcheck
 PASSES = {

@@ -113,6 +113,21 @@ def test_a_module_is_examined_with_its_parameters():
     assert torch.equal(module.weight, before)
 
 
+def test_one_tensor_is_a_tuple_of_one():
+    assert rawgrad.examine(torch.square, SQUARE[0], checks=["repeats"]).ok
+
+
+def test_what_never_ran_is_not_ok():
+    def raises(x):
+        raise ValueError("two are needed")
+
+    report = rawgrad.examine(raises, SQUARE)
+    assert not report.ok
+    assert str(report).startswith("raises: NOT EXAMINED, on plain contiguous inputs: ValueError: two are needed")
+    with pytest.raises(Broken, match="two are needed"):
+        report.raise_if_broken()
+
+
 def test_inputs_may_be_made_from_a_number():
     seen = []
 
@@ -213,8 +228,13 @@ def test_checks_select_and_progress_is_told():
         (lambda: rawgrad.examine(torch.square, (torch.ones(2),)), "none of these does: x.requires_grad_"),
         (
             lambda: rawgrad.examine(torch.square, SQUARE, checks=["respects"]),
-            "there is no check 'respects'; there are agrees_with",
+            "there is no check 'respects'; did you mean 'repeats'",
         ),
+        (lambda: rawgrad.examine(torch.square, SQUARE, checks=["xyz"]), "there is no check 'xyz'; there are agrees_with"),
+        (lambda: rawgrad.examine(torch.square, SQUARE, checks="repeats"), r"a list of names, got one string: \['repeats'\]"),
+        (lambda: rawgrad.examine(torch.square, SQUARE, allow=["repeats"]), "allow is a dict of check and reason, got a list"),
+        (lambda: rawgrad.examine(rawgrad.ops.square.Square, SQUARE), "give Square.apply"),
+        (lambda: rawgrad.examine(torch.square, SQUARE, lambda x: 1 / 0), "the reference raised ZeroDivisionError"),
         (lambda: rawgrad.examine(torch.square, SQUARE, allow={"x": "y"}), "there is no check 'x'"),
         (
             lambda: rawgrad.examine(torch.square, (torch.ones(2).to_sparse().requires_grad_(),)),

@@ -3,6 +3,7 @@
 It imports probes, raw and runtime only, and works on anybody's code.
 """
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -37,8 +38,8 @@ def examine(
 
     Args:
         func: a Function's apply, a function, an nn.Module or an operator of torch.library; it takes `inputs`.
-        inputs: a tuple as for gradcheck: those that require grad are differentiated. Or a callable that makes such a tuple from
-            a number, so that other sizes can be tried; a common first dimension is tried by itself.
+        inputs: a tensor or a tuple as for gradcheck: those that require grad are differentiated. Or a callable that makes
+            such a tuple from a number, so that other sizes can be tried; a common first dimension is tried by itself.
         reference: the same in PyTorch's own operators. With it the verdict on values is absolute; without it func is compared
             with itself and with differences.
         seed: of every call, inside fork_rng, and of every tensor that is made. The same seed gives the same report.
@@ -76,9 +77,18 @@ def examination(
     alone: bool = False,
 ) -> Iterator[Finding]:  # fmt: skip
     """`examine`, a finding at a time. `alone`: in a process of its own, where a crash harms nobody."""
+    if isinstance(func, type) and issubclass(func, torch.autograd.Function):
+        raise ValueError(f"a Function is called by its apply: give {func.__name__}.apply")
+    if isinstance(checks, str):
+        raise ValueError(f"checks is a list of names, got one string: [{checks!r}]")
+    if not isinstance(allow, Mapping | None):
+        raise ValueError(f"allow is a dict of check and reason, got a {type(allow).__name__}")
     for name in [*(checks or ()), *(allow or {})]:
         if name not in CHECKS:
-            raise ValueError(f"there is no check {name!r}; there are {', '.join(CHECKS)}")
+            alike = difflib.get_close_matches(name, CHECKS, 1)
+            meant = f"did you mean {alike[0]!r}?" if alike else f"there are {', '.join(CHECKS)}"
+            raise ValueError(f"there is no check {name!r}; {meant}")
+    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     rebuild = inputs if callable(inputs) else None
     inputs = tuple(inputs(8)) if callable(inputs) else tuple(inputs)
     rebuild = rebuild or sizes.by_first_dimension(inputs)

@@ -6,6 +6,7 @@ not show. The Functions are in ill.py.
 
 import contextlib
 import functools
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -276,7 +277,9 @@ def _trunk(f, transposed: bool) -> dict:
     leaf, w = _ones(2, 3, 2), _ones(2, 2)
     h = leaf * 2
     f(h.transpose(0, 1) if transposed else h, w).sum().backward()
-    return {"w.grad": _numbers(w.grad), "the trunk's": None if leaf.grad is None else leaf.grad.unique().tolist()}
+    where = "behind a transpose" if transposed else "without it"
+    trunk = None if leaf.grad is None else leaf.grad.unique().tolist()
+    return {f"w.grad, {where}": _numbers(w.grad), f"the trunk's, {where}": trunk}
 
 
 @contextlib.contextmanager
@@ -403,11 +406,14 @@ def said_by_others(case: Case) -> dict[str, str]:
 
 
 def _verdict(run: Callable) -> str:
-    with nan_in_empty_memory(), contextlib.redirect_stdout(None):
-        try:
+    logging.disable(logging.WARNING)  # such as that Triton is missing, on stderr
+    try:
+        with nan_in_empty_memory(), contextlib.redirect_stdout(None):
             run()
-        except Exception as problem:
-            return f"{type(problem).__name__}: {str(problem)[:200]}"
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem)[:200]}"
+    finally:
+        logging.disable(logging.NOTSET)
     return "passes"
 
 

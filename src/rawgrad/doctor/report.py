@@ -39,8 +39,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """No finding is broken."""
-        return not any(finding.verdict == "broken" for finding in self.findings)
+        """It ran, and no finding is broken."""
+        return self.verdict("runs") != "refused" and not any(finding.verdict == "broken" for finding in self.findings)
 
     def of(self, check: str) -> tuple[Finding, ...]:
         """The findings of one check."""
@@ -54,18 +54,26 @@ class Report:
         """For a test suite.
 
         Raises:
-            Broken: with every broken finding, its numbers and its remedy.
+            Broken: with every broken finding, its numbers and its remedy; or with what func raised, where it never ran.
         """
-        if not self.ok:
-            raise Broken("\n".join([_headline(self), *_details(f for f in self.findings if f.verdict == "broken")]))
+        if self.ok:
+            return
+        lines = [_headline(self)]
+        for finding in self.findings:
+            if finding.verdict == "broken":
+                lines += [f"  {finding.check} is broken{', silent' if finding.silent else ''}", *_details([finding])]
+        raise Broken("\n".join(lines))
 
     def __repr__(self) -> str:
         lines = [_headline(self)]
         for check in dict.fromkeys(finding.check for finding in self.findings):
             worst = min(self.of(check), key=lambda finding: VERDICTS.index(finding.verdict))
             said = f"  {worst.verdict:8} {check:38} {'silent' if worst.told and worst.silent else '':7}"
-            rest = worst.evidence if worst.verdict not in ("broken", "unsafe") else ""
-            lines.append(f"{said}{_shortened(rest, _WIDTH - len(said))}".rstrip())
+            rest = "" if worst.told else worst.evidence
+            beside = len(said) + len(rest) <= _WIDTH
+            lines.append(f"{said}{rest if beside else ''}".rstrip())
+            if not beside:
+                lines += wrap(rest, _WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11)
             lines += _details(finding for finding in self.of(check) if finding.told)
         return "\n".join(lines)
 
@@ -88,6 +96,8 @@ class Report:
 def _headline(report: Report) -> str:
     counts = {verdict: sum(f.verdict == verdict for f in report.findings) for verdict in VERDICTS}
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    if report.verdict("runs") == "refused":
+        return f"{report.subject}: NOT EXAMINED, {report.of('runs')[0].evidence}"
     return f"{report.subject}: {'nothing is broken' if report.ok else 'BROKEN'} ({said})"
 
 
@@ -98,7 +108,3 @@ def _details(findings: Sequence[Finding]) -> list[str]:
         remedy = f"{finding.remedy} (lesson {finding.lesson})"
         lines += wrap(remedy, _WIDTH, initial_indent=" " * 11 + "-> ", subsequent_indent=" " * 14)
     return lines
-
-
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -226,7 +226,10 @@ class Subject:
             self.first_grads = self._learnt()
         self.grads = self._learnt()  # of a second call: the first may have been one of its own
         if self.reference and self.outputs:
-            self.plain = self.referred()
+            try:
+                self.plain = self.referred()
+            except Exception as problem:
+                raise ValueError(f"the reference raised {type(problem).__name__}: {problem}") from problem
             same = len(self.plain[0]) == len(self.outputs)
             self.agrees = same and not self.results_off((self.outputs, self.grads), self.plain)
 

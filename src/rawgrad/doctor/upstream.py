@@ -8,8 +8,10 @@ from rawgrad.doctor.subject import Refused, Subject
 
 
 def _gradients(subject: Subject, upstream: list[Tensor]) -> list[Tensor | None]:
+    """Copies: the next backward may write over what this one returned, which returns_its_own_memory tells."""
     inputs = subject.inputs()
-    return subject.attempt(lambda: subject.run(inputs, lambda _: [dy.clone() for dy in upstream])[1])
+    grads = subject.attempt(lambda: subject.run(inputs, lambda _: [dy.clone() for dy in upstream])[1])
+    return [None if g is None else g.clone() for g in grads]
 
 
 def _combined(subject: Subject, *parts: tuple[float, list[Tensor | None]]) -> list[Tensor | None]:
