@@ -127,7 +127,7 @@ def test_every_notebook_has_its_parts(number):
 
 
 PLAN = ("minutes", "notebook", "sections", "what you do")
-LENGTHS = {"60 minutes": 60, "Two hours": 120, "Half a day": 240, "Home": 125}
+LENGTHS = {"60 minutes": 60, "Two hours": 120, "Half a day": 240, "Home": 175}
 
 
 @pytest.mark.parametrize("plan", LENGTHS)
