@@ -258,6 +258,11 @@ def reads_at_the_address(ctx, dy):
     return (ctypes.c_double.from_buffer(ctx.memory).value if dy.numel() else 3) * dy
 
 
+def on_the_default_stream(ctx, x):
+    with torch.cuda.stream(torch.cuda.default_stream(x.device)):
+        return 3 * x
+
+
 _everything = []
 
 
@@ -286,6 +291,9 @@ twice_x_dy = lambda ctx, dy: 2 * ctx.saved_tensors[0] * dy  # noqa: E731
 broadcast = lambda ctx, dy: dy.expand(ctx.shape).contiguous()  # noqa: E731
 cube = lambda ctx, x: (ctx.save_for_backward(x), x**3)[1]  # noqa: E731
 square = lambda x: x * x  # noqa: E731
+
+# Where there is a GPU
+FOLLOWS_NO_STREAM = Specimen(made(on_the_default_stream, lambda ctx, dy: 3 * dy).apply, one())
 
 SPECIMENS: dict[str, Specimen] = {
     "agrees_with_reference": Specimen(made(triples, lambda ctx, dy: 3 * dy).apply, one(), lambda x: 2 * x),

@@ -30,7 +30,7 @@ def examined(name: str) -> Report:
 
 
 def test_every_check_has_a_specimen():
-    assert SPECIMENS.keys() == CHECKS.keys() - {"follows_the_stream"}, "that one needs a GPU: test_streams"
+    assert SPECIMENS.keys() == CHECKS.keys() - {"follows_the_stream"}, "that one needs a GPU: test_streams.py"
 
 
 @pytest.mark.parametrize("name", SPECIMENS)

@@ -35,6 +35,11 @@ _SCALARS = {
     "bool": np.bool_, "int": np.int32, "unsigned": np.uint32, "long long": np.int64, "unsigned long long": np.uint64,
     "float": np.float32, "double": np.float64,
 }  # fmt: skip
+_LIMITS = {
+    width: (0, 1) if width is np.bool_ else (float(np.finfo(width).min), float(np.finfo(width).max))
+    if issubclass(width, np.floating) else (int(np.iinfo(width).min), int(np.iinfo(width).max))
+    for width in _SCALARS.values()
+}  # fmt: skip
 _ELEMENTS = {
     "bool": torch.bool, "signed char": torch.int8, "unsigned char": torch.uint8, "short": torch.int16,
     "int": torch.int32, "long long": torch.int64, "float": torch.float32, "double": torch.float64,
@@ -79,7 +84,7 @@ def launch(source: Path | str, kernel: str, grid: Sequence[int], block: Sequence
     Cost: the first launch of a source and its types compiles: 0.1 s by NVRTC (H200, 2026-11), 0.5 s by g++ 12, which a later
     process finds in the cache. A launch neither copies nor waits; on the host it is finished when it returns.
     """
-    text, label = (source.read_text(), source.name) if isinstance(source, Path) else (source, "kernel.cu")
+    text, label = (_text(source), source.name) if isinstance(source, Path) else (source, "kernel.cu")
     parameters = _declaration(text, label, kernel)
     grid, block = _sizes("grid", grid, _GRID_LIMIT), _sizes("block", block, _BLOCK_LIMIT)
     if np.prod(block) > _THREADS_LIMIT:
@@ -90,6 +95,17 @@ def launch(source: Path | str, kernel: str, grid: Sequence[int], block: Sequence
         raise RuntimeError(reason)
     run = _on_gpu if device.type == "cuda" else _on_host
     run(text, label, types, kernel, device, grid, block, values)
+
+
+def _text(source: Path) -> str:
+    """Read again where the file has changed."""
+    now = source.stat()
+    return _read(source, now.st_mtime_ns, now.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(source: Path, changed: int, size: int) -> str:
+    return source.read_text()
 
 
 # What the kernel declares, and whether the arguments fit
@@ -163,14 +179,14 @@ def _bind(kernel: str, parameters: tuple[_Parameter, ...], arguments: tuple) -> 
         device = torch.device(runtime.DEVICE)
     if device.type not in ("cuda", "cpu"):
         raise ValueError(f"{kernel} runs on cpu and cuda tensors, got {device}")
-    types = tuple(types.get(letter, "float") for letter in _OPEN)
+    types = {letter: types.get(letter, "float") for letter in _OPEN}
     for parameter, argument in zip(parameters, arguments, strict=True):
         values.append(argument.data_ptr() if parameter.is_pointer else _number(kernel, parameter, argument, types))
-    return types, device, values
+    return tuple(types.values()), device, values
 
 
-def _number(kernel: str, parameter: _Parameter, argument: float, types: tuple[str, ...]) -> np.generic:
-    meant = dict(zip(_OPEN, types, strict=True)).get(parameter.type, parameter.type)
+def _number(kernel: str, parameter: _Parameter, argument: float, types: dict[str, str]) -> np.generic:
+    meant = types.get(parameter.type, parameter.type)
     width = _SCALARS.get(meant)
     if width is None:
         raise TypeError(
@@ -181,8 +197,7 @@ def _number(kernel: str, parameter: _Parameter, argument: float, types: tuple[st
         raise TypeError(f"{kernel} takes a whole number for {parameter.name} ({parameter.type}), got {argument!r}")
     if not whole and not isinstance(argument, int | float | np.integer | np.floating):
         raise TypeError(f"{kernel} takes a number for {parameter.name} ({parameter.type}), got {argument!r}")
-    info = None if width is np.bool_ else np.iinfo(width) if whole else np.finfo(width)
-    low, high = (0, 1) if info is None else (info.min, info.max) if whole else (float(info.min), float(info.max))
+    low, high = _LIMITS[width]
     if not low <= argument <= high and abs(argument) != math.inf and argument == argument:
         raise ValueError(f"{kernel} takes {low} to {high} for {parameter.name} ({parameter.type}), got {argument}")
     return width(argument)
