@@ -77,7 +77,7 @@ def test_only_runtime_reads_the_environment():
 def test_the_package_stays_small():
     """Lines that are not blank, of all but the doctor."""
     texts = [path.read_text() for name, path in MODULES.items() if not name.startswith("doctor")]
-    assert sum(bool(line.strip()) for text in texts for line in text.splitlines()) <= 3700
+    assert sum(bool(line.strip()) for text in texts for line in text.splitlines()) <= 3800
 
 
 def test_the_top_level_gains_no_folder():
