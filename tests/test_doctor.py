@@ -113,6 +113,21 @@ def test_a_module_is_examined_with_its_parameters():
     assert torch.equal(module.weight, before)
 
 
+def test_a_kink_is_no_fault():
+    x = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    report = rawgrad.examine(torch.relu, (x,))
+    assert report.ok
+    assert report.verdict("matches_differences") == "note"
+    assert rawgrad.examine(lambda x: x.amax(-1), (torch.ones(3, 4, dtype=torch.float64, requires_grad=True),)).ok
+
+
+def test_a_modules_buffers_are_left_alone():
+    module = torch.nn.BatchNorm1d(3)
+    rawgrad.examine(module, (torch.randn(5, 3, requires_grad=True),), checks=["repeats", "accumulates"])
+    assert module.num_batches_tracked == 0
+    assert torch.equal(module.running_mean, torch.zeros(3))
+
+
 def test_one_tensor_is_a_tuple_of_one():
     assert rawgrad.examine(torch.square, SQUARE[0], checks=["repeats"]).ok
 

@@ -130,7 +130,8 @@ def _of_module(module: torch.nn.Module, inputs: tuple, rebuild):
     names, parameters = zip(*module.named_parameters(), strict=True) if any(True for _ in module.parameters()) else ((), ())
 
     def func(*given):
-        return torch.func.functional_call(module, dict(zip(names, given, strict=False)), tuple(given[len(names) :]))
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}  # a batch norm counts in its own
+        return torch.func.functional_call(module, {**buffers, **dict(zip(names, given, strict=False))}, given[len(names) :])
 
     again = None if rebuild is None else (lambda size: (*parameters, *rebuild(size)))
     return func, (*parameters, *inputs), again
