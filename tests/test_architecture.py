@@ -32,6 +32,7 @@ ALLOWED = {
     "doctor.memory": {"doctor.checks", "doctor.subject", "probes"},
     "doctor.ill": {"raw"},
     "doctor.cases": {"doctor", "doctor.report", "runtime"},
+    "doctor.shipped": {"doctor", "doctor.report"},
     "doctor": {
         "doctor",
         "doctor.checks",
@@ -77,7 +78,7 @@ def test_only_runtime_reads_the_environment():
 def test_the_package_stays_small():
     """Lines that are not blank, of all but the doctor."""
     texts = [path.read_text() for name, path in MODULES.items() if not name.startswith("doctor")]
-    assert sum(bool(line.strip()) for text in texts for line in text.splitlines()) <= 3800
+    assert sum(bool(line.strip()) for text in texts for line in text.splitlines()) <= 3750
 
 
 def test_the_top_level_gains_no_folder():

@@ -97,12 +97,11 @@ def test_the_doctor_names_it_and_lets_the_healthy_twin_go(case):
     assert not [finding for finding in healthy.findings if finding.told]
 
 
-# Inputs with which every run of a test is right: those of the case, but for three that hide there.
+# Inputs with which every run of a test is right: those of the case, but for the three that hide there.
 NEAR_MISSES = {
     "T2": lambda: (leaf([1, 2]),),
-    "T8": lambda: (
-        lambda size: (leaf(*[[1]] * (2 + size)), (2, size), 8)
-    ),  # none is longer than 8 at the size that is tried first
+    # none is longer than 8 at the size that is tried first
+    "T8": lambda: lambda size: (leaf(*[[1]] * (2 + size)), (2, size), 8),
     "T9": lambda: (leaf([-1, 0, 1]),),
     "T9, by its width": lambda: lambda width: (leaf(*torch.linspace(-1, 2, 2 * width).view(2, width).tolist()),),
     "T10": lambda: (leaf(*[[[1, 2]] * 3] * 4), leaf([1, 1], [1, 1])),

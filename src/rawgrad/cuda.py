@@ -35,11 +35,6 @@ _SCALARS = {
     "bool": np.bool_, "int": np.int32, "unsigned": np.uint32, "long long": np.int64, "unsigned long long": np.uint64,
     "float": np.float32, "double": np.float64,
 }  # fmt: skip
-_LIMITS = {
-    width: (0, 1) if width is np.bool_ else (float(np.finfo(width).min), float(np.finfo(width).max))
-    if issubclass(width, np.floating) else (int(np.iinfo(width).min), int(np.iinfo(width).max))
-    for width in _SCALARS.values()
-}  # fmt: skip
 _ELEMENTS = {
     "bool": torch.bool, "signed char": torch.int8, "unsigned char": torch.uint8, "short": torch.int16,
     "int": torch.int32, "long long": torch.int64, "float": torch.float32, "double": torch.float64,
@@ -197,10 +192,19 @@ def _number(kernel: str, parameter: _Parameter, argument: float, types: dict[str
         raise TypeError(f"{kernel} takes a whole number for {parameter.name} ({parameter.type}), got {argument!r}")
     if not whole and not isinstance(argument, int | float | np.integer | np.floating):
         raise TypeError(f"{kernel} takes a number for {parameter.name} ({parameter.type}), got {argument!r}")
-    low, high = _LIMITS[width]
+    low, high = _limits(width)
     if not low <= argument <= high and abs(argument) != math.inf and argument == argument:
         raise ValueError(f"{kernel} takes {low} to {high} for {parameter.name} ({parameter.type}), got {argument}")
     return width(argument)
+
+
+@functools.cache
+def _limits(width: type[np.generic]) -> tuple[float, float]:
+    if width is np.bool_:
+        return 0, 1
+    if issubclass(width, np.floating):
+        return float(np.finfo(width).min), float(np.finfo(width).max)
+    return np.iinfo(width).min, np.iinfo(width).max
 
 
 def _unit(text: str, label: str, types: tuple[str, ...], before: str = "", after: str = "") -> str:

@@ -980,37 +980,9 @@ def _sanitizer() -> list[str]:
     return lines
 
 
-# Functions of a library whose kernels the interpreter stops in, examined where they run.
-_SHIPPED = """
-import torch, rawgrad
-from liger_kernel.ops import layer_norm, rms_norm, swiglu
-from torch.nn import functional as F
-
-def leaf(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).cuda().requires_grad_()
-
-shipped = {
-    "RMSNorm": (lambda x, w: rms_norm.LigerRMSNormFunction.apply(x, w, 1e-6), (leaf(4, 8), leaf(8)),
-                lambda x, w: F.rms_norm(x, (8,), w, 1e-6)),
-    "SwiGLU": (lambda a, b: swiglu.LigerSiLUMulFunction.apply(a, b), (leaf(4, 8), leaf(4, 8)), lambda a, b: F.silu(a) * b),
-    "layer norm": (lambda x, w, b: layer_norm.LigerLayerNormFunction.apply(x, w, b, 1e-6), (leaf(4, 8), leaf(8), leaf(8)),
-                   lambda x, w, b: F.layer_norm(x, (8,), w, b, 1e-6)),
-}
-checks = ["agrees_with_reference", "respects_upstream_strides", "leaves_inputs_alone", "leaves_upstream_alone",
-          "shares_with_siblings", "spares_saved_outputs", "repeats", "is_linear_in_upstream"]
-for name, (function, inputs, reference) in shipped.items():
-    report = rawgrad.examine(function, inputs, reference, checks=checks, tolerance=1e-4)
-    print(f"{name}: {'nothing is broken' if report.ok else 'broken beside others'}")
-    for finding in report.findings:
-        if finding.told:
-            said = finding.evidence.partition(", first")[0].partition(", and ")[0]
-            print(f"  {finding.verdict:6} {finding.check:25} {said}")
-"""
-
-
 def _shipped() -> list[str]:
     """What the doctor says of three Functions of liger-kernel that write in place by design."""
-    ran = subprocess.run([sys.executable, "-c", _SHIPPED], capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-m", "rawgrad.doctor.shipped"], capture_output=True, text=True, check=False)
     if "No module named 'liger_kernel'" in ran.stderr:
         return ["liger-kernel is not here: pip install liger-kernel==0.8.5"]
     return ran.stdout.splitlines() or [ran.stderr.strip().splitlines()[-1]]

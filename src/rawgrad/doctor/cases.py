@@ -406,14 +406,15 @@ def said_by_others(case: Case) -> dict[str, str]:
 
 
 def _verdict(run: Callable) -> str:
-    logging.disable(logging.WARNING)  # such as that Triton is missing, on stderr
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, logging.WARNING))  # such as that Triton is missing, on stderr
     try:
         with nan_in_empty_memory(), contextlib.redirect_stdout(None):
             run()
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem)[:200]}"
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
     return "passes"
 
 

@@ -10,22 +10,20 @@ from rawgrad.doctor.subject import Crashed, Refused, Subject
 _FAST_FROM = 1000  # elements: from here on gradcheck projects instead of trying every element
 
 
-def _in_float64(subject: Subject) -> list | None:
-    """Inputs of float64; None where func does not take them."""
+def _takes_float64(subject: Subject) -> bool:
     inputs = subject.inputs(dtype=torch.float64)
     try:
         outputs = subject.differentiable(subject.attempt(lambda: subject.call(inputs)))
         subject.attempt(lambda: subject.gradients(outputs, inputs, subject.upstream(outputs)))
     except (Refused, Crashed):
-        return None
-    wide = (torch.float64, torch.complex128)
-    return subject.inputs(dtype=torch.float64) if all(y.dtype in wide for y in outputs) else None
+        return False
+    return all(y.dtype in (torch.float64, torch.complex128) for y in outputs)
 
 
 @check("derive backward anew, and test it by gradcheck in float64", "01")
 def matches_differences(subject: Subject) -> Seen:
     """torch.autograd.gradcheck in float64, contiguous; where func takes float32 only, one direction with a coarse step."""
-    if _in_float64(subject) is None:
+    if not _takes_float64(subject):
         yield from _by_one_direction(subject)
         return
     try:
@@ -77,25 +75,20 @@ def _by_one_direction(subject: Subject) -> Seen:
         yield "broken", f"along one direction the difference is {difference:.4g}, and the gradient says {right:.4g}"
 
 
-_ASKED = (  # where the second derivative is asked for, and how
-    ("alone", "grad"),
-    ("alone", "backward"),
-    ("beside another way to the input", "grad"),
-    ("beside another way to the input", "backward"),
-    ("where dy depends on the input", "grad"),
-)
+ALONE, BESIDE, JOINED = "alone", "beside another way to the input", "where dy depends on the input"
+_ASKED = ((ALONE, "grad"), (ALONE, "backward"), (BESIDE, "grad"), (BESIDE, "backward"), (JOINED, "grad"))
 
 
 @check("make backward of Functions that can be differentiated, or raise in it where torch.is_grad_enabled()", "04")
 def second_derivative_is_right_or_refused(subject: Subject) -> Seen:
     """By .backward() and by torch.autograd.grad; alone, beside another way to the input, and behind a loss that makes dy depend
     on the input, as every loss but a sum does."""
-    make = _in_float64(subject)
-    reference = None if make is not None else subject.reference
-    if make is None and reference is None:
+    in_float64 = _takes_float64(subject)
+    reference = None if in_float64 else subject.reference
+    if not in_float64 and reference is None:
         yield "skipped", "func does not take float64, and there is no reference"
         return
-    dtype = torch.float64 if make is not None else None
+    dtype = torch.float64 if in_float64 else None
     n = subject.wanted[0]
     right = {joined: _second_by_differences(subject, n, reference, joined) for joined in (False, True)}
     if right[False] is None and right[True] is None:
@@ -103,14 +96,13 @@ def second_derivative_is_right_or_refused(subject: Subject) -> Seen:
         return
     silent = []
     for where, by in _ASKED:
-        joined, beside = where.startswith("where"), where.startswith("beside")
-        if right[joined] is None:
+        if right[where == JOINED] is None:
             continue
-        good, direction, budget = right[joined]
+        good, direction, budget = right[where == JOINED]
         inputs = subject.inputs(dtype=dtype)
         x = inputs[n]
-        total = subject.attempt(lambda i=inputs, j=joined: _summed_gradient(subject, i, joined=j, create_graph=True))
-        if beside:
+        total = subject.attempt(lambda i=inputs, w=where: _summed_gradient(subject, i, joined=w == JOINED, create_graph=True))
+        if where == BESIDE:
             total = total + torch.real(x * x).sum() * 3
             good = good + torch.real(6 * x.detach() * direction).sum().item()
         if not total.requires_grad:
