@@ -1,5 +1,7 @@
 """Functions of liger-kernel in which the interpreter stops, examined on a GPU: `python -m rawgrad.doctor.shipped`."""
 
+from textwrap import wrap
+
 import torch
 from torch.nn import functional as F
 
@@ -19,7 +21,8 @@ def in_brief(name: str, report: Report) -> str:
     for finding in report.findings:
         if finding.told:
             said = finding.evidence.partition(", first")[0].partition(", and ")[0]
-            lines.append(f"  {finding.verdict:6} {finding.check:25} {said}")
+            head = f"  {finding.verdict:6} {finding.check:21} "
+            lines += wrap(said, 96, initial_indent=head, subsequent_indent=" " * len(head))
     return "\n".join(lines)
 
 
